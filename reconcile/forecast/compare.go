@@ -34,13 +34,13 @@ type Difference struct {
 // ImageDifference is an image whose declaration or desired disks differ.
 type ImageDifference struct {
 	Image  string `json:"image"`
-	Change Change `json:"change,omitempty"` // Unchanged: only its disks differ, because nodes do
-	// Generation: it has a new uuid, so that all copies are created again (I5).
+	Change Change `json:"change,omitempty"` // Unchanged means that only its desired disks differ
+	// Generation reports whether the image has a new uuid. Then all copies are created again (I5).
 	Generation bool   `json:"generation,omitempty"`
 	UUID       string `json:"uuid,omitempty"`    // as declared after
 	OldUUID    string `json:"oldUUID,omitempty"` // as declared before
-	// Before and After are the desired disks, best first, if every disk can take a
-	// copy.
+	// Before and After are the desired disks, best first. They assume that every disk can take
+	// a copy.
 	Before  []ident.DiskRef `json:"before"`
 	After   []ident.DiskRef `json:"after"`
 	Added   []ident.DiskRef `json:"added"`   // in After and not in Before
@@ -51,7 +51,7 @@ type ImageDifference struct {
 type NodeDifference struct {
 	Node    string   `json:"node"`
 	Change  Change   `json:"change,omitempty"`
-	Added   []string `json:"added"` // images that it has to have after and not before, sorted
+	Added   []string `json:"added"` // images that the node must have after and not before, sorted
 	Removed []string `json:"removed"`
 }
 
@@ -97,8 +97,8 @@ func sortedKeys[V any](a, b map[string]V) []string {
 	return slices.Compact(keys)
 }
 
-// changed returns the change of a declaration. was and is report whether it exists before and
-// after the change, and equal whether both are the same.
+// changed returns the change of a declaration. The arguments was and is report whether it exists
+// before and after the change. The argument equal reports whether both declarations are equal.
 func changed(was, is, equal bool) Change {
 	switch {
 	case !was:
@@ -111,8 +111,8 @@ func changed(was, is, equal bool) Change {
 	return Unchanged
 }
 
-// compareImage returns how the image differs, and whether it does. The arguments was and is are
-// the disks before and after the change.
+// compareImage returns how the image differs. If it does not differ, differs is false. The lists was
+// and is have the disks before and after the change.
 func compareImage(name string, before, after map[string]schema.Image, was, is plan.DiskList) (d ImageDifference, differs bool) {
 	a, old := before[name]
 	b, now := after[name]

@@ -18,21 +18,22 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// Estimator computes how many bytes the planned downloads by an index transfer, as far as the indexes are at hand: it
-// sends no request. It changes the sizes of actions only. A download whose index is not at hand remains as it is.
+// Estimator computes how many bytes the planned downloads by an index transfer. It sends no request, so it uses only
+// indexes at hand: local files, and files in a folder. It changes only the sizes of actions. A download whose index is
+// not at hand remains as it is.
 type Estimator struct {
 	client    *fetch.Client
 	indexDir  string
-	ambiguous map[string]bool // names of files in indexDir that are of several indexes
+	ambiguous map[string]bool // names of files in indexDir that several indexes have
 	warn      func(error)
 }
 
-// NewEstimator returns an Estimator for images of these configurations. client decides which local files are read.
-// indexDir is a folder with further indexes, named as the last elements of their addresses; "": none. warn receives the
-// reason for each index that is at hand and cannot be used.
+// NewEstimator returns an Estimator for images of these configurations. The client decides which local files are read.
+// The folder indexDir has further indexes, each named by the last element of its address; "" means no folder. The
+// function warn receives the reason for each index that is at hand and cannot be used.
 func NewEstimator(client *fetch.Client, indexDir string, warn func(error), configs ...schema.Config) Estimator {
 	e := Estimator{client: client, indexDir: indexDir, ambiguous: map[string]bool{}, warn: warn}
-	named := map[string]string{} // an address with this name
+	named := map[string]string{} // by name, the address of an index with this name
 	for _, c := range configs {
 		for image := range maps.Values(c.Images) {
 			address := indexOf(image)
@@ -46,7 +47,7 @@ func NewEstimator(client *fetch.Client, indexDir string, warn func(error), confi
 	return e
 }
 
-// indexOf returns the address of the index of an image, "" if it has none.
+// indexOf returns the address of the index of an image. "" means that the image has no index.
 func indexOf(image schema.Image) string {
 	if d := image.Source.Download; d != nil {
 		return d.Index
@@ -54,7 +55,7 @@ func indexOf(image schema.Image) string {
 	return ""
 }
 
-// open opens an index that is at hand; nil: it is not.
+// open opens the index of an image. nil means that the index is not at hand or cannot be used.
 func (e Estimator) open(image schema.Image) *os.File {
 	address := indexOf(image)
 	if address == "" {
@@ -79,8 +80,8 @@ func (e Estimator) warnAbout(image schema.Image, err error) {
 	e.warn(fmt.Errorf("image %s: the size of its download by an index is not known: %w", image.ID.Name, err))
 }
 
-// estimate sets the size of a, if it is a download by an index that is at hand. stored is the index beside the partial file, nil
-// if there is none: it is not transferred. seedIndex opens the index of a seed.
+// estimate sets the sizes of the download a, if its index is at hand. The file stored is the index beside the partial file: a
+// job does not transfer it again. If stored is nil, there is no such index. seedIndex opens the index of a seed.
 func (e Estimator) estimate(ctx context.Context, a *plan.Action, image schema.Image, stored *os.File, hand delta.AtHand, disks map[ident.DiskRef]model.Disk, seedIndex func(ident.CopyRef) *os.File) {
 	if hand.Index = stored; stored == nil {
 		hand.Index = e.open(image)
@@ -110,7 +111,8 @@ func (e Estimator) estimate(ctx context.Context, a *plan.Action, image schema.Im
 	}
 }
 
-// Estimate returns p, the plan of d for o on the disks of this process, with the sizes of the downloads by an index.
+// Estimate returns the plan p, of d and o, with the sizes of the downloads by an index. The map on has the disks of this
+// process.
 func (e Estimator) Estimate(ctx context.Context, d plan.Desired, o plan.Observed, p plan.Plan, on map[ident.DiskRef]*disk.Disk) plan.Plan {
 	return e.estimateAll(d.Config, p, func(a *plan.Action, image schema.Image) {
 		folder := on[a.CopyRef().Disk]
@@ -130,15 +132,15 @@ func (e Estimator) Estimate(ctx context.Context, d plan.Desired, o plan.Observed
 		e.estimate(ctx, a, image, stored, hand, o.Disks, func(seed ident.CopyRef) *os.File {
 			f, err := on[seed.Disk].Index(seed.ID)
 			if err != nil {
-				return nil // as for the download
+				return nil // the download does not use this seed, either
 			}
 			return f
 		})
 	})
 }
 
-// EstimateSaved returns p, a plan of nodes of the cluster, with the sizes of the downloads by an index. The old
-// configuration declares the indexes of the older generations.
+// EstimateSaved returns the plan p of nodes of the cluster c with the sizes of the downloads by an index. The
+// configuration old declares the indexes of the older generations.
 func (e Estimator) EstimateSaved(ctx context.Context, c *plan.Cluster, current, old schema.Config, p plan.Plan) plan.Plan {
 	return e.estimateAll(current, p, func(a *plan.Action, image schema.Image) {
 		part := c.Disks[a.CopyRef().Disk].Copies[image.ID]
@@ -152,7 +154,7 @@ func (e Estimator) EstimateSaved(ctx context.Context, c *plan.Cluster, current, 
 	})
 }
 
-// estimateAll returns p with the sizes that estimate sets of the downloads by an index.
+// estimateAll returns the plan p after it has called estimate for each download by an index.
 func (e Estimator) estimateAll(c schema.Config, p plan.Plan, estimate func(*plan.Action, schema.Image)) plan.Plan {
 	return p.WithSizes(func(a *plan.Action) {
 		if image := c.Images[a.Image]; a.Op == model.Download && a.UUID == image.ID.UUID && indexOf(image) != "" {

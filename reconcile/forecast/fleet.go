@@ -26,8 +26,8 @@ type Fleet struct {
 	Traffic Traffic         `json:"traffic"`
 	Images  []ImageForecast `json:"images"` // declared or with copies, sorted by name and uuid
 	Disks   []DiskForecast  `json:"disks"`  // the declared ones, sorted by name
-	// Deferred has the deletions that do not happen without a further change, and Blocked all else
-	// that needs one; both by reason.
+	// Deferred has the deletions that need a further change, and Blocked all other actions that
+	// need one. Both are grouped by reason.
 	Deferred []ReasonGroup `json:"deferred"`
 	Blocked  []ReasonGroup `json:"blocked"`
 }
@@ -36,8 +36,8 @@ type Fleet struct {
 type FleetState struct {
 	Time  time.Time `json:"time"` // of the newest status
 	Nodes int       `json:"nodes"`
-	// Unreachable are the declared nodes without a status that did not respond to any other node,
-	// sorted.
+	// Unreachable are the declared nodes that have no saved status, and that have not responded to
+	// a node with a saved status. They are sorted.
 	Unreachable []string `json:"unreachable"`
 }
 
@@ -49,7 +49,7 @@ type CopyStats struct {
 
 func (a *CopyStats) add(bytes int64) {
 	a.Copies++
-	a.Bytes += max(0, bytes) // below 0: not known
+	a.Bytes += max(0, bytes) // a negative size is unknown
 }
 
 // Risk is what a person who approves a change should know.
@@ -113,7 +113,7 @@ type ImageForecast struct {
 type CopyForecast struct {
 	Node  string      `json:"node"`
 	Disk  string      `json:"disk"`
-	State model.State `json:"state,omitempty"` // "": it does not exist
+	State model.State `json:"state,omitempty"` // "" means that it does not exist
 	Op    model.Op    `json:"op,omitempty"`    // the planned operation, now or later
 	Later bool        `json:"later,omitempty"` // the operation waits for a time or another action
 }
@@ -122,7 +122,7 @@ type CopyForecast struct {
 type DiskForecast struct {
 	Node           string `json:"node"`
 	Disk           string `json:"disk"`
-	Known          bool   `json:"known"` // the disk was observed; otherwise the sizes are zero
+	Known          bool   `json:"known"` // the disk was observed; false means that the sizes are zero
 	Problem        string `json:"problem,omitempty"`
 	Total          int64  `json:"total"`
 	Reserved       int64  `json:"reserved"`
@@ -150,7 +150,7 @@ func New(c *plan.Cluster, d plan.Desired, p plan.Plan) Fleet {
 	return f
 }
 
-// Without returns r without the images and disks that base has with the same values.
+// Without returns r without the images and disks that the lists of base have with the same values.
 func (r Risk) Without(base Risk) Risk {
 	r.LosesAll = slices.DeleteFunc(slices.Clone(r.LosesAll), func(s string) bool { return slices.Contains(base.LosesAll, s) })
 	r.BelowReserve = slices.DeleteFunc(slices.Clone(r.BelowReserve), func(s string) bool { return slices.Contains(base.BelowReserve, s) })

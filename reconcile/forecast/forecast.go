@@ -18,13 +18,13 @@ type builder struct {
 	images   map[ident.ID]*ImageForecast
 	disks    map[ident.DiskRef]*DiskForecast
 	copies   map[ident.CopyRef]*CopyForecast
-	sizes    map[ident.ID]model.Copy // the largest ready copy of each generation, or what its index tells
+	sizes    map[ident.ID]model.Copy // the largest ready copy of each generation, or the sizes from its index
 	blocked  map[string][]string     // by reason
 	deferred map[string][]string     // by reason
 }
 
-// build returns the forecast for a plan, without the State. d and o are the desired and the
-// observed state of a node without disks.
+// build returns the forecast for a plan, without the field State. The desired state d and the
+// observed state o are those of a node without disks.
 func build(d plan.Desired, o plan.Observed, p plan.Plan) Fleet {
 	f := &builder{
 		desired: d, observed: o, images: map[ident.ID]*ImageForecast{}, disks: map[ident.DiskRef]*DiskForecast{}, copies: map[ident.CopyRef]*CopyForecast{},
@@ -39,7 +39,7 @@ func build(d plan.Desired, o plan.Observed, p plan.Plan) Fleet {
 	var last []plan.Action
 	for _, a := range p.Actions {
 		if op, follows := a.Eventually(); follows && op.Deletes() && a.Idle() && a.Until.IsZero() {
-			last = append(last, a) // it waits for other copies, which must be counted first
+			last = append(last, a) // it waits for other copies: their actions come first
 			continue
 		}
 		f.addAction(a)
@@ -88,7 +88,7 @@ func (f *builder) addCurrent() {
 	}
 }
 
-// image returns the forecast of a generation, which it adds if there is none yet.
+// image returns the forecast of a generation. If there is none yet, image adds it.
 func (f *builder) image(id ident.ID) *ImageForecast {
 	one := f.images[id]
 	if one == nil {
@@ -99,7 +99,7 @@ func (f *builder) image(id ident.ID) *ImageForecast {
 	return one
 }
 
-// copy returns the forecast of a copy, which it adds if there is none yet.
+// copy returns the forecast of a copy. If there is none yet, copy adds it.
 func (f *builder) copy(key ident.CopyRef) *CopyForecast {
 	one := f.copies[key]
 	if one == nil {
@@ -168,7 +168,7 @@ func (f *builder) transferStats(a plan.Action, op model.Op) *TransferStats {
 	return &f.fleet.Traffic.Peers
 }
 
-// transferBytes returns how many bytes an action transfers, plan.UnknownBytes if that is not known.
+// transferBytes returns how many bytes an action transfers, or plan.UnknownBytes.
 func (f *builder) transferBytes(a plan.Action) int64 {
 	c, known := f.sizes[a.CopyRef().ID]
 	switch {

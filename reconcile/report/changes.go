@@ -11,8 +11,8 @@ import (
 )
 
 // WriteStatusChanges writes what differs between two documents: a line for the configuration, and one for each peer, disk,
-// image and copy. Durations, progress and times alone make no difference. If was is the zero Status, the lines are the
-// configuration, the images, and what is not ready.
+// image and copy. Durations, progress and times alone make no difference. A zero status as the argument was means that now
+// is the first document. Then the lines are the configuration, the images, and what is not ready.
 func WriteStatusChanges(w io.Writer, was, now status.Status) error {
 	before, old := map[string]string{}, facts(was)
 	for _, f := range old {
@@ -39,7 +39,7 @@ func WriteStatusChanges(w io.Writer, was, now status.Status) error {
 // fact is what a status says about one subject.
 type fact struct {
 	subject, text string
-	good          bool // the first lines leave it out
+	good          bool // the lines for the first document leave it out
 }
 
 // facts returns what a status says, in the order of its tables.
@@ -102,7 +102,8 @@ func imageText(image status.ImageStatus) string {
 	return text
 }
 
-// copyText has no message while a copy is ready or transferred, because it says only what is planned for it.
+// copyText returns the state of a copy with its message. It omits the message of a copy that is ready or in progress,
+// because that message has only the planned action.
 func copyText(c status.CopyStatus) string {
 	if c.State == model.Ready || c.State == model.InProgress {
 		return string(c.State)

@@ -13,23 +13,23 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
-// ClusterPlan is the plan of all nodes with its forecast. Its JSON is that of the plan with
-// more fields, and a stable interface.
+// ClusterPlan is the plan of all nodes with its forecast. Its JSON has the fields of the plan and
+// more fields. It is a stable interface.
 type ClusterPlan struct {
 	plan.Plan
 	Forecast *forecast.Fleet `json:"forecast,omitempty"`
 	Diff     *Difference     `json:"diff,omitempty"`
-	// Errors are those of the configuration. If there are any, Diff is nil.
+	// Errors are the errors of the configuration. If there are any, Diff is nil.
 	Errors []document.Problem `json:"errors,omitempty"`
 
 	cluster *plan.Cluster
 	desired plan.Desired
-	// caused are the actions that the old configuration does not have: all of them if there
-	// is no old configuration.
+	// caused has the actions that the plan of the old configuration does not have. Without an
+	// old configuration, these are all actions.
 	caused plan.Plan
 }
 
-// NewClusterPlan returns the plan p of a cluster with its forecast. The argument d is the desired state of any of its nodes.
+// NewClusterPlan returns the plan p of a cluster with its forecast. The argument d is the desired state of any node of the cluster.
 func NewClusterPlan(c *plan.Cluster, d plan.Desired, p plan.Plan) ClusterPlan {
 	f := forecast.New(c, d, p)
 	return ClusterPlan{Plan: p, Forecast: &f, cluster: c, desired: d, caused: p}
@@ -44,8 +44,8 @@ func (c *ClusterPlan) Compare(old ClusterPlan) {
 	d.Unrelated = len(c.Plan.Actions) - len(c.caused.Actions)
 	c.Diff = &d
 	// The numbers of the risk count the caused actions only. The lists have the entries of the
-	// whole plan that the old plan lacks, because caused and other actions together can fill a
-	// disk.
+	// whole plan without the entries of the old plan. Caused actions and other actions can fill
+	// a disk together.
 	risk, whole := forecast.New(c.cluster, c.desired, c.caused).Risk, c.Forecast.Risk
 	risk.LosesAll, risk.BelowReserve, risk.BelowCopies = whole.LosesAll, whole.BelowReserve, whole.BelowCopies
 	c.Forecast.Risk = risk.Without(old.Forecast.Risk)
@@ -144,7 +144,7 @@ func (c ClusterPlan) summary() string {
 	return PlanSummary(c.caused)
 }
 
-// stateText describes the saved states.
+// stateText describes the saved states, and counts the actions that the change does not cause.
 func (c ClusterPlan) stateText() string {
 	s := c.Forecast.State
 	text := fmt.Sprintf("%s, as of %s", Count(s.Nodes, "node"), s.Time.UTC().Format("2006-01-02 15:04 UTC"))
@@ -160,7 +160,7 @@ func (c ClusterPlan) stateText() string {
 // signs explains the cells of the images by node.
 const signs = "= unchanged, + created, - deleted, ~ in progress; in parentheses: later"
 
-// sign is what happens to a copy, as signs explains it.
+// sign is what happens to a copy. The constant signs explains it to readers.
 type sign string
 
 const (
@@ -190,11 +190,11 @@ func copySign(c forecast.CopyForecast) string {
 	return string(signOf(c))
 }
 
-// maxColumns is the number of nodes that have a column each.
+// maxColumns is the greatest number of nodes with a column each.
 const maxColumns = 12
 
-// imageRows returns a row for each image with changes. There is a column for each node, or in
-// a large cluster one for the created and one for the deleted copies.
+// imageRows returns a row for each image with changes. Each node has a column. If there are too
+// many nodes, there is one column for the created and one for the deleted copies.
 func (c ClusterPlan) imageRows() (header []string, rows [][]string) {
 	nodes, images := c.changedImages()
 	var ids []ident.ID

@@ -16,7 +16,7 @@ import (
 // is a stable interface.
 type Difference struct {
 	forecast.Difference
-	Fields []fieldDifference `json:"fields"` // of the settings, nodes and images in both, sorted
+	Fields []fieldDifference `json:"fields"` // of the settings, and of the nodes and images in both configurations, sorted
 	// Unrelated is the number of planned actions that the old configuration would also cause. It is
 	// 0 without a saved state.
 	Unrelated int `json:"unrelated"`
@@ -186,8 +186,8 @@ func (d Difference) nodeRows() (rows [][]string) {
 	return rows
 }
 
-// tables adds the tables of a difference to a comment that keeps reserve bytes for what
-// follows.
+// tables adds the tables of a difference to the comment b. It keeps reserve bytes of the comment
+// for what follows.
 func (d Difference) tables(b *comment, reserve int) {
 	b.table(fmt.Sprintf("Changed fields (%d)", len(d.Fields)), fieldHeader, d.fieldRows(), reserve+5_000)
 	b.table(fmt.Sprintf("Changed images (%d)", len(d.Images)), imageHeader, d.imageRows(), reserve+2_500)

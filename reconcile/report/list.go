@@ -11,17 +11,17 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 )
 
-// ListEntry is one generation of an image. Its JSON is that of Longhorn's backing image manager
-// with the fields title, virtualSize, disk and generations added. It is a stable interface.
+// ListEntry is one generation of an image. Its JSON is a stable interface: the JSON of Longhorn's
+// backing image manager, with the fields title, virtualSize, disk and generations added.
 type ListEntry struct {
 	Name             string       `json:"name"`
 	UUID             string       `json:"uuid"`
 	Title            string       `json:"title,omitempty"` // as it is declared, for people
-	Size             int64        `json:"size"`            // bytes; 0: unknown
-	VirtualSize      int64        `json:"virtualSize"`     // bytes of a volume made of it: differs from Size for qcow2; 0: unknown
+	Size             int64        `json:"size"`            // bytes; 0 means unknown
+	VirtualSize      int64        `json:"virtualSize"`     // bytes of a volume of this image: differs from Size for qcow2; 0 means unknown
 	ExpectedChecksum ident.Digest `json:"expectedChecksum"`
 	Status           ListStatus   `json:"status"`
-	Disk             string       `json:"disk"` // of the copy that the entry shows; "": there is no copy
+	Disk             string       `json:"disk"` // of the copy that the entry shows; "" means that there is no copy
 	// Generations are the other generations of the image.
 	Generations []ListEntry `json:"generations,omitempty"`
 }
@@ -33,13 +33,13 @@ type ListStatus struct {
 	SendingReference int    `json:"sendingReference"`
 	ErrorMsg         string `json:"errorMsg"`
 	// SenderManagerAddress is the address of the peer from which the node of the daemon receives the copy
-	// now; "": from none.
+	// now. "" means that it receives nothing.
 	SenderManagerAddress string `json:"senderManagerAddress"`
 	Progress             int    `json:"progress"` // 0..100; 100 is ready
 }
 
-// List returns an entry for each name. It shows the declared generation, or else one that is
-// not surplus, and the best copy of that. The argument on has the names of the disks whose copies
+// List returns an entry for each name. An entry shows the declared generation, or else a generation
+// that is not surplus, and its best copy. The argument on has the names of the disks whose copies
 // count. If on is empty, all copies count, and images without a copy have an entry, too.
 func List(images []status.ImageStatus, on []string) map[string]ListEntry {
 	byName := map[string][]status.ImageStatus{}
@@ -64,7 +64,7 @@ func Entry(images []status.ImageStatus, name string, on []string) (ListEntry, er
 	return newListEntry(generations), nil
 }
 
-// VisibleImages returns the images of a status without the copies of other nodes that do not exist yet. It changes the status.
+// VisibleImages returns the images of a status without copies that are absent and on other nodes. It changes the status.
 func VisibleImages(s status.Status) []status.ImageStatus {
 	for i, image := range s.Images {
 		s.Images[i].Copies = slices.DeleteFunc(image.Copies, func(c status.CopyStatus) bool {

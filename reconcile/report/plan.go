@@ -18,8 +18,8 @@ import (
 type Style struct {
 	Format  Format
 	Colour  bool   // Text has colours
-	Cluster bool   // each disk has its node; without it, only in a plan for several nodes
-	Outcome string // Text and Markdown have only this; "": they have the plan
+	Cluster bool   // always name the node of a disk; false means only in a plan for several nodes
+	Outcome string // what Text and Markdown have instead of the plan; "" means the plan
 }
 
 // WritePlan writes a plan.
@@ -35,8 +35,8 @@ func WritePlan(w io.Writer, p plan.Plan, style Style) error {
 	return write(w, style.Format, p, text, func() *comment { return planMarkdown(p, style) })
 }
 
-// Outcome returns what a plan without actions means for the node of d, if that is more than that its disks match the
-// configuration; otherwise "". worked is true after a run that executed an action.
+// Outcome returns the line that replaces the plan p of the node of d. "" means that p itself says enough. The argument
+// worked reports whether a run has executed an action.
 func Outcome(d plan.Desired, o plan.Observed, p plan.Plan, worked bool) string {
 	disks, all := "The disks match the configuration.", true
 	for _, seen := range o.Disks {
@@ -46,7 +46,7 @@ func Outcome(d plan.Desired, o plan.Observed, p plan.Plan, worked bool) string {
 	}
 	switch {
 	case d.Allowed == schema.ObserveOnly:
-		return "No plan: too much of the configuration is unknown."
+		return "No plan: too much of the configuration is invalid: correct its errors."
 	case len(p.Actions) > 0:
 		return ""
 	case worked:
@@ -148,7 +148,7 @@ func planRows(p plan.Plan, cluster bool) [][]string {
 	return rows
 }
 
-// imageNames returns the function that names these images. The name has the uuid if there are several generations of the image.
+// imageNames returns a function that names the images in ids. If ids has several generations of an image, the name has the uuid.
 func imageNames(ids []ident.ID) func(ident.ID) string {
 	uuid, several := map[string]string{}, map[string]bool{}
 	for _, id := range ids {
@@ -165,8 +165,8 @@ func imageNames(ids []ident.ID) func(ident.ID) string {
 	}
 }
 
-// diskNames returns the function that names the disk of an action. The name includes the node if
-// the plan is of a cluster or of several nodes.
+// diskNames returns a function that names the disk of an action. The name includes the node if
+// cluster is true, or if the plan has actions of several nodes.
 func diskNames(p plan.Plan, cluster bool) func(plan.Action) string {
 	several := cluster
 	for _, a := range p.Actions {
@@ -229,8 +229,8 @@ func reasonText(a plan.Action) string {
 	return reason
 }
 
-// PlanSummary returns one line that counts the actions and the bytes. Generations that are kept as the
-// configuration requires do not wait for anything.
+// PlanSummary returns one line that counts the actions and the bytes. A wait with the code generation-kept counts as
+// kept, because it does not end.
 func PlanSummary(p plan.Plan) string {
 	n, kept := p.Summary.Counts, 0
 	for _, a := range p.Actions {

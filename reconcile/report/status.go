@@ -11,7 +11,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 )
 
-// The sizes of the tables in a large cluster. The rest is counted.
+// The greatest sizes of the tables. A last line counts what has no room.
 const (
 	maxPeers      = 10
 	maxDisks      = 20
@@ -63,14 +63,14 @@ func writeConfig(b *lines, c status.ConfigStatus) {
 	}
 }
 
-// writeDelivery says that the server of a setting does not accept messages.
+// writeDelivery writes a warning if the server of a setting does not accept messages.
 func writeDelivery(b *lines, setting string, d *status.Delivery) {
 	if d != nil && d.Problem != "" {
 		b.linef("  warning: settings.%s: %s has accepted nothing since %s: %s", setting, d.Server, d.ProblemSince.Format(time.RFC3339), d.Problem)
 	}
 }
 
-// writePeers lists the peers. Of many peers, it lists only those with a problem.
+// writePeers lists the peers. If there are many, it lists only the peers with a problem.
 func writePeers(b *lines, s status.Status) {
 	if len(s.Peers) == 0 {
 		return
@@ -111,8 +111,8 @@ func peerProblem(now time.Time, p status.PeerStatus) string {
 	return clip(fmt.Sprintf("no response for %v: %s", now.Sub(p.UnreachableSince).Round(time.Second), p.Problem))
 }
 
-// writeDisks lists the disks. Of many disks, it lists only those of the daemon's node and those
-// with a problem.
+// writeDisks lists the disks. If there are many, it lists only the disks of the daemon's node and the
+// disks with a problem.
 func writeDisks(b *lines, s status.Status) {
 	rows := [][]string{{"DISK", "PATH", "FREE", "RESERVED", "TOTAL", "PROBLEM"}}
 	others := 0
@@ -132,7 +132,7 @@ func writeDisks(b *lines, s status.Status) {
 	}
 }
 
-// spaceText formats a size of a disk, which is unknown before the disk was read.
+// spaceText formats a size of a disk. The size is unknown until the disk has been read.
 func spaceText(d status.DiskStatus, bytes int64) string {
 	if !d.Observed || d.Total == 0 {
 		return "?"
@@ -170,8 +170,8 @@ func writeImages(b *lines, s status.Status) {
 	b.rows(rows)
 }
 
-// imageStatusRows returns the rows of one image: its message, its suspension, its copies, and
-// the disks that cannot have one.
+// imageStatusRows returns the rows of one image: its title, its message, its suspension, its
+// copies, and the disks that are not eligible.
 func imageStatusRows(image status.ImageStatus, unreachable map[string]bool) (rows [][]string) {
 	ready := fmt.Sprintf("%d/%d", image.Ready, image.Desired)
 	if !image.Declared {
@@ -206,17 +206,17 @@ func imageStatusRows(image status.ImageStatus, unreachable map[string]bool) (row
 	return rows
 }
 
-// copyLine is a line of the table. Equal copies share one.
+// copyLine is a line of the table. Equal copies share a line.
 type copyLine struct {
 	state    model.State
-	progress string // empty if it is not shown
+	progress string // "" means that the line shows no progress
 	size     int64
 	message  string
 }
 
-// groupCopies returns the different lines, the best state first, and the disks of each. If an
-// image has many copies, the lines of running copies show no progress, so that they can share a
-// line.
+// groupCopies returns the different lines, the best state first, and the disks of each line. If an
+// image has many copies, the lines of copies in progress show no progress, so that these copies
+// share a line.
 func groupCopies(copies []status.CopyStatus, unreachable map[string]bool) (lines []copyLine, disks map[copyLine][]string) {
 	disks = map[copyLine][]string{}
 	for _, c := range copies {
@@ -259,7 +259,7 @@ func countStates(lines []copyLine, disks map[copyLine][]string) string {
 	return "and more copies: " + strings.Join(parts, ", ")
 }
 
-// someDisks lists the first of n disks. names may be shorter than n.
+// someDisks lists the first of n disks, and counts the others. The slice names may have fewer than n names.
 func someDisks(names []string, n int) string {
 	listed := names[:min(len(names), maxDiskNames)]
 	text := strings.Join(listed, ", ")

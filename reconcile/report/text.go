@@ -159,7 +159,7 @@ func write(w io.Writer, f Format, v any, text func() *lines, markdown func() *co
 	return text().writeTo(w)
 }
 
-// Print writes v as JSON, or as these lines in all other formats.
+// Print writes v as JSON or YAML, or these lines as text. It does not support Markdown.
 func Print(w io.Writer, f Format, v any, text ...string) error {
 	return write(w, f, v, func() *lines {
 		b := &lines{}
@@ -188,8 +188,8 @@ func writeJSON(w io.Writer, v any, indent string) error {
 	return err
 }
 
-// WriteYAML writes v as YAML. It replaces characters that are not printable, because the encoder
-// rejects some of them and escapes only some of the others.
+// WriteYAML writes v as YAML. It replaces unprintable characters: the encoder rejects some of them,
+// and does not escape all others.
 func WriteYAML(w io.Writer, v any) error {
 	b, err := json.Marshal(v)
 	if err == nil {
@@ -220,7 +220,7 @@ func (l *lines) problems(dir string, r load.Result) {
 }
 
 // ProblemLine formats a problem like a compiler does, with the position first, so that
-// editors can jump to it. mark precedes the message.
+// editors can jump to it. The argument mark precedes the message.
 func ProblemLine(dir string, p document.Problem, mark string) string {
 	p = below(dir, p)
 	position := p.Position
@@ -228,7 +228,7 @@ func ProblemLine(dir string, p document.Problem, mark string) string {
 	return text.Line(fmt.Sprintf("%s: %s%s", position, mark, p))
 }
 
-// below returns a problem with the paths of its files, which are below dir.
+// below returns a problem with dir before the paths of its files.
 func below(dir string, p document.Problem) document.Problem {
 	p.File = filepath.Join(dir, p.File)
 	if p.Also != (document.Position{}) {

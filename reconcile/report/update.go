@@ -22,12 +22,12 @@ const (
 type ImageUpdate struct {
 	Image  string       `json:"image"`
 	Result UpdateResult `json:"result"`
-	// Reason is the reason word of a refusal.
+	// Reason is the code of a refusal, such as pinned-uuid.
 	Reason  string `json:"reason,omitempty"`
 	Message string `json:"message,omitempty"`
-	// Incomplete are newer versions that were passed over.
+	// Incomplete are newer versions that do not count, because they have no checksum yet.
 	Incomplete []string `json:"incomplete,omitempty"`
-	// From is what is declared, and To what the vendor publishes; nil if that is unknown.
+	// From is the declared version. To is the version that the vendor publishes; nil means unknown.
 	From *ImageVersion `json:"from"`
 	To   *ImageVersion `json:"to,omitempty"`
 	// Places are the changed values, as file:line:column.

@@ -8,17 +8,16 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 )
 
-// User is what keeps copies of an image: a use of one copy, or a need of a generation that its disk has no
-// verified copy of.
+// User is what keeps copies of an image: a use of one copy, or a need of a generation.
 type User struct {
-	UUID string `json:"uuid"` // of the generation; "": any, because the users of a node cannot be read
+	UUID string `json:"uuid"` // of the generation; "" means any generation, because the users on the disk cannot be read
 	Node string `json:"node"`
 	Disk string `json:"disk"`
-	// Needed: the disk has no verified copy. The copies on all other disks are kept, unless the generation is declared.
+	// Needed reports whether this is a need. If the generation is not declared, the copies on all other disks are kept.
 	Needed bool      `json:"needed"`
 	By     string    `json:"by"`
-	Since  time.Time `json:"since,omitzero"` // by the clock of the node; zero: not known
-	Ends   string    `json:"ends"`           // what ends it
+	Since  time.Time `json:"since,omitzero"` // by the clock of the node; zero means unknown
+	Ends   string    `json:"ends"`           // what ends the use or the need
 }
 
 // Users returns the users of generations of an image, as the node of the status s knows them.

@@ -21,11 +21,11 @@ type validationDocument struct {
 
 type configurationSection struct {
 	Path     string             `json:"path"`
-	Digest   string             `json:"digest"` // "" if there are errors
+	Digest   string             `json:"digest"` // "" means that there are errors
 	Revision string             `json:"revision,omitempty"`
 	Errors   []document.Problem `json:"errors"`
 	Warnings []document.Problem `json:"warnings"`
-	// Manifests are the Kubernetes documents that were converted, and Skipped the others.
+	// Manifests are the Kubernetes documents that were converted. Skipped are the other documents.
 	Manifests []schema.Manifest `json:"manifests"`
 	Skipped   []schema.Skipped  `json:"skipped"`
 	// Config is the configuration with all defaults.
@@ -37,10 +37,10 @@ type configurationSection struct {
 
 type originSection struct {
 	document.Position
-	// Kind is the kind of the manifest, "" for the native form.
+	// Kind is the kind of the manifest. "" means the native form.
 	Kind string `json:"kind,omitempty"`
-	// Values has the position of each declared field by its native path. Fields that are
-	// missing here have their default.
+	// Values has the position of each declared field by its native path. A field that is
+	// missing here has its default.
 	Values map[string]load.ValueOrigin `json:"values"`
 }
 
