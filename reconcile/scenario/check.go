@@ -13,15 +13,15 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/document"
 )
 
-// builtins are the commands of testscript that a scenario may use, with how many of their last arguments are files; -1: all.
-// testscript always knows all of its commands, also those that run programs or leave the folder of the scenario. checkScenario
-// therefore rejects all commands of testscript that are not in this list, before the scenario runs.
+// builtins are the commands of testscript that a scenario may use. The value is the number of last arguments that are files; -1
+// means all arguments. testscript has more commands, also some that run programs or leave the folder of the scenario. Therefore
+// checkScenario rejects every command of testscript that is not in builtins, before the scenario runs.
 var builtins = map[string]int{
 	"cmp": -1, "cmpenv": -1, "cp": -1, "env": 0, "exists": -1, "grep": 1, "mkdir": -1, "mv": -1, "rm": -1, "skip": 0,
 	"stderr": 0, "stdout": 0, "stop": 0, "unquote": -1,
 }
 
-// checkScenario returns all errors in a scenario that show before it runs.
+// checkScenario returns all errors that can be found before the scenario runs.
 func checkScenario(file string, a *txtar.Archive) error {
 	var errs []error
 	line, commands := 0, 0
@@ -65,7 +65,7 @@ func checkCommand(words []word) error {
 	name, args := words[0], words[1:]
 	files, isBuiltin := builtins[name.text]
 	switch {
-	case name.expands: // the check could not know which command it is
+	case name.expands: // before the variable is set, the command is unknown
 		return fmt.Errorf("a command must not contain a variable: %s", name.text)
 	case strings.HasPrefix(name.text, "--"):
 		return fmt.Errorf(`%s is not a command; a file begins with a line "-- NAME --"`, name.text)

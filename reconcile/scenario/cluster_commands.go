@@ -24,7 +24,7 @@ import (
 var mutatingCommands = []command{
 	{
 		synopsis: "config DIR",
-		help:     "Changes the configuration of all nodes to that of a folder of the scenario. With ! the\nconfiguration must have errors, and is applied as running managers apply it.",
+		help:     "Applies the configuration in a folder of the scenario on all nodes. With ! it must have\nerrors, and is applied as running managers apply it.",
 		minArgs:  1, maxArgs: 1, negated: true,
 		do: func(st *session, in input) error { return st.configure(in.args[0], in.neg) },
 	},
@@ -54,7 +54,7 @@ var mutatingCommands = []command{
 	},
 	{
 		synopsis: "copy IMAGE NODE/DISK [ready|failed|unknown|none] [size=SIZE] [used=DURATION] [unwanted=DURATION]",
-		help:     "Puts a copy on a disk, ready by default; none removes it. used is the time since its\nlast use, unwanted the time since it became surplus. IMAGE is a name, or NAME-UUID for\nanother generation or an undeclared image. An unknown copy is Longhorn's, and can be adopted.",
+		help:     "Puts a copy on a disk, ready by default; none removes it. used is the time since its\nlast use, unwanted the time since it became surplus. IMAGE is a name, or NAME-UUID for\nanother generation or an undeclared image. unknown means a copy of Longhorn to adopt.",
 		minArgs:  2, maxArgs: 2, words: []string{"ready", "failed", "unknown", "none"}, options: []string{"size", "used", "unwanted"},
 		do: setCopy,
 	},
@@ -365,7 +365,7 @@ func checkCopies(st *session, in input) (checkResult, error) {
 	return v, nil
 }
 
-// checkTags returns an error for a word that is no name and no tag: it is a typo.
+// checkTags returns an error for a tag that no node and no disk has as a tag or name: it is a typo.
 func checkTags(c schema.Config, tags []string) error {
 	known := map[string]bool{}
 	for name, node := range c.Nodes {
@@ -388,7 +388,7 @@ func checkTags(c schema.Config, tags []string) error {
 	return nil
 }
 
-// checkPlanned checks for an action with an op and a matching reason.
+// checkPlanned checks whether the plan has an action of the image with the operation op and a matching reason.
 func checkPlanned(st *session, in input, op model.Op) (checkResult, error) {
 	reason := regexp.MustCompile("")
 	if len(in.args) > 1 {

@@ -25,7 +25,7 @@ type session struct {
 	dir       string
 	world     *world               // nil before there is a configuration
 	applied   []configdir.Snapshot // all configurations until now
-	declared  load.Result          // of the last one
+	declared  load.Result          // of the last configuration
 	drained   map[string]bool      // NODE and NODE/DISK with an eviction request of the scenario
 	forgotten int                  // length of the history at the last forget
 	out, err  io.Writer
@@ -69,9 +69,9 @@ func (st *session) path(name string) (string, error) {
 	return filepath.Join(st.dir, name), nil
 }
 
-// configure changes the configuration to the one in a folder of the scenario. If invalid is true,
-// it must have errors, and the managers apply it like running managers do, with the memory of
-// earlier ones.
+// configure applies the configuration in a folder of the scenario. If invalid is true, the
+// configuration must have errors. Then the managers apply it like running managers do, with the
+// last valid declarations of earlier configurations.
 func (st *session) configure(dir string, invalid bool) error {
 	path, err := st.path(dir)
 	if err != nil {
@@ -84,7 +84,7 @@ func (st *session) configure(dir string, invalid bool) error {
 	r := st.runner.load(st.ctx, snapshot)
 	switch {
 	case len(r.Errors) == 0 && invalid:
-		return fmt.Errorf("the configuration of %s has no errors", dir)
+		return fmt.Errorf("the configuration in %s has no errors: remove the ! before config", dir)
 	case len(r.Errors) > 0 && !invalid:
 		return configError(dir, r)
 	case invalid:
@@ -133,7 +133,7 @@ func (st *session) withDrained() load.Result {
 	return r
 }
 
-// find sets what the arguments of a command name: an IMAGE, a NODE/DISK and a NODE of its synopsis.
+// find looks up the required arguments that are IMAGE, NODE/DISK or NODE in the synopsis of a command.
 func (st *session) find(c command, in *input) (err error) {
 	for i, kind := range strings.Fields(c.synopsis)[1:] {
 		switch {
@@ -153,8 +153,8 @@ func (st *session) find(c command, in *input) (err error) {
 // history returns the actions since the last forget.
 func (st *session) history() []executed { return st.world.history[st.forgotten:] }
 
-// lazyWriter gets the standard output of testscript at the first write. Getting it clears the
-// output of the previous command, which a command that prints nothing must not do.
+// lazyWriter gets the standard output of testscript when the command writes. Getting it clears the
+// output of the previous command. A command that prints nothing must not clear that output.
 type lazyWriter func() io.Writer
 
 // Write writes to the standard output.
@@ -163,8 +163,8 @@ func (w lazyWriter) Write(p []byte) (int, error) { return w().Write(p) }
 // checkResult is the result of a condition.
 type checkResult struct {
 	ok    bool
-	got   string   // the facts, for a message whether ok or not
-	image ident.ID // to explain if the condition is false; its name is empty if there is none
+	got   string   // the facts, for the message in both cases
+	image ident.ID // the image to explain if the condition is false; an empty name means no image
 }
 
 // scriptCommands returns the commands in the form of testscript.
@@ -232,15 +232,15 @@ func (c command) name() string {
 type input struct {
 	neg     bool
 	args    []string
-	image   ident.ID      // that args name, if the command has an IMAGE
-	disk    ident.DiskRef // and a NODE/DISK
+	image   ident.ID      // the argument IMAGE, if the command has it
+	disk    ident.DiskRef // the argument NODE/DISK, if the command has it
 	words   []string
 	options map[string][]string
 }
 
 func (in input) copy() ident.CopyRef { return ident.CopyRef{Disk: in.disk, ID: in.image} }
 
-// option returns the last value of an option, parsed, or what it is otherwise.
+// option returns the parsed last value of an option. Without the option, it returns the argument otherwise.
 func option[T any](in input, name string, parse func(string) (T, error), otherwise T) (T, error) {
 	all := in.options[name]
 	if len(all) == 0 {
@@ -251,8 +251,8 @@ func option[T any](in input, name string, parse func(string) (T, error), otherwi
 
 func (in input) has(word string) bool { return slices.Contains(in.words, word) }
 
-// one returns the word that the input has among these words, or the first of these words if it has
-// none of them.
+// one returns the word in the list of that the input has. If the input has no such word, one returns
+// the first word of the list.
 func (in input) one(of ...string) (string, error) {
 	given := slices.DeleteFunc(slices.Clone(in.words), func(w string) bool { return !slices.Contains(of, w) })
 	switch len(given) {

@@ -11,8 +11,8 @@ import (
 // generation has the declared digest.
 type contents struct{ *simulation.Library }
 
-// of returns the content of a generation with a size. Digests that are not declared depend on the
-// generation only.
+// of returns the content of a generation with a size. Without a declared digest, the digests depend
+// on the generation only.
 func (l contents) of(c schema.Config, id ident.ID, size int64) string {
 	p := simulation.Properties{Format: model.Raw, Size: size, RealSize: size, VirtualSize: size}
 	p.SHA512, p.SHA256, p.ManifestDigest = digestsOf(c, id)
@@ -26,8 +26,8 @@ func (l contents) damaged(content string) string {
 	return l.Add(p)
 }
 
-// computeSHA256 computes the SHA-256 of the file of a copy if it is declared and was not computed
-// before. A file that is not damaged has the declared one.
+// computeSHA256 computes the SHA-256 of the file of a copy, if a SHA-256 is declared and was not
+// computed before. A file that is not damaged has the declared SHA-256.
 func (l contents) computeSHA256(c *simulation.Copy, declared ident.Digest) {
 	p := l.Properties(c.File)
 	if declared.Algorithm() != ident.SHA256 || !p.SHA256.IsZero() || c.Recorded != "" && c.Recorded != c.File {
@@ -40,8 +40,8 @@ func (l contents) computeSHA256(c *simulation.Copy, declared ident.Digest) {
 	}
 }
 
-// restore returns a copy with the state of a saved one. The record of a copy without a saved digest
-// has none.
+// restore returns a copy with the state of a saved copy. If the saved copy has no digest, the record
+// has no digest, either.
 func (l contents) restore(c schema.Config, saved model.Copy) *simulation.Copy {
 	restored := &simulation.Copy{
 		Partial: saved.PartBytes, PartialTotal: saved.PartTotal, PartialSource: saved.PartKind,
@@ -74,8 +74,8 @@ func (l contents) restore(c schema.Config, saved model.Copy) *simulation.Copy {
 	return restored
 }
 
-// digestsOf returns the digests of an image: the declared one, and others that depend on the
-// generation. sha256 is zero unless it is declared.
+// digestsOf returns the digests of a generation: the declared digest, and others that it derives from
+// name and uuid. The digest sha256 is zero unless it is declared.
 func digestsOf(c schema.Config, id ident.ID) (sha512, sha256, manifest ident.Digest) {
 	h, m := ident.SHA512.New(), ident.SHA256.New()
 	h.Write([]byte(id.String()))

@@ -16,7 +16,7 @@ const (
 	maxHistory      = 1_000_000 // actions
 )
 
-// observeAll lets the managers observe, record usage and publish until none of them observes anything
+// observeAll lets the managers observe, record usage and publish until no manager observes anything
 // new. They execute nothing.
 func (w *world) observeAll() {
 	for range maxPassesAtOnce {
@@ -53,8 +53,8 @@ func (w *world) planOf(node string) (plan.Plan, error) {
 }
 
 // converge lets the managers work, and returns the actions that they executed. It moves the
-// clock from deadline to deadline, until limit has passed. At the end only waits beyond the
-// limit are left. The error says that the cluster does not converge, or that ctx is done.
+// clock from deadline to deadline until the duration limit has passed. At the end, only actions
+// that wait longer are left. The error says that the cluster does not converge, or that ctx is done.
 func (w *world) converge(ctx context.Context, limit time.Duration) ([]executed, error) {
 	end, from, atOnce := w.now.Add(limit), len(w.history), 0
 	w.observeAll()
@@ -85,14 +85,14 @@ func (w *world) converge(ctx context.Context, limit time.Duration) ([]executed, 
 
 func doesNotConverge(w *world) error {
 	if len(w.history) == 0 {
-		return errors.New("the managers do not stop planning")
+		return errors.New("the cluster does not converge: the managers plan without end, but execute no action")
 	}
 	last := w.history[len(w.history)-1]
 	return fmt.Errorf("the cluster does not converge: at +%v the last action is still %s %s", w.now.Sub(w.startedAt), last.Op, last.CopyRef())
 }
 
 // pass lets each manager work that has something to do, one after the other. It reports whether
-// any had.
+// any manager had something to do.
 func (w *world) pass(ctx context.Context) (worked bool, err error) {
 	for _, n := range w.running() {
 		if n.due || n.hasWork() {

@@ -11,9 +11,9 @@
 //
 // The manager of each node (type node) is a real reconcile.Reconciler. It has the disks of
 // package simulation, and a network and jobs that take no time. Managers work one after the
-// other: each converges as far as it can without the others, and so on until none of them can
-// do anything more. Then the clock moves to the next deadline of any of them. A node that is
-// down has no manager; a new one starts when the node is up again.
+// other: each converges as far as it can without the others. They repeat this until no manager
+// can do anything more. Then the clock moves to the next deadline of any manager. A node that is
+// down has no manager; a new manager starts when the node is up again.
 //
 // A scenario leaves out the bytes of images (each source delivers the right ones), the duration
 // of transfers, and events during a job: no job is ever interrupted, and no message is lost. The

@@ -22,7 +22,7 @@ func readyDisks(w *world, id ident.ID) []ident.DiskRef {
 	return refs
 }
 
-// hasTag reports whether a disk or its node has a tag or a name.
+// hasTag reports whether a disk or its node has the tag, as a tag or as its name.
 func hasTag(c schema.Config, ref ident.DiskRef, tag string) bool {
 	node := c.Nodes[ref.Node]
 	return tag == ref.Node || tag == ref.String() || slices.Contains(node.Tags, tag) || slices.Contains(node.Disks[ref.Disk].Tags, tag)

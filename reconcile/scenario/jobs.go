@@ -165,9 +165,9 @@ var failures = map[string]error{
 
 func failureNames() []string { return slices.Sorted(maps.Keys(failures)) }
 
-// newFailure returns the failure of that name for the source of an image. err says that there is
-// no such failure, or that a checksum failure is not possible because the image declares no
-// checksum.
+// newFailure returns the failure with a name for the source of an image. The result err says that no
+// failure has this name, or that the image declares no checksum, so a checksum failure is not
+// possible.
 func newFailure(c schema.Config, image, name string) (failure, err error) {
 	failure, ok := failures[name]
 	if !ok {
@@ -178,7 +178,7 @@ func newFailure(c schema.Config, image, name string) (failure, err error) {
 	}
 	want := c.Images[image].Checksum
 	if want.IsZero() {
-		return nil, fmt.Errorf("%s declares no checksum", image)
+		return nil, fmt.Errorf("fails=checksum is not possible: %s declares no checksum", image)
 	}
 	h := want.Algorithm().New()
 	h.Write([]byte("other bytes"))

@@ -14,8 +14,8 @@ type nodePeers struct{ *node }
 // Follow implements system.Peers. A node receives what every other node publishes.
 func (nodePeers) Follow(context.Context, map[string]peer.Target) {}
 
-// Observations implements system.Peers. The last state of a node that is down stays, unless this
-// node was started after it was published.
+// Observations implements system.Peers. The last published state of a node that is down stays,
+// unless this node has restarted since it received that state.
 func (p nodePeers) Observations() map[string]peer.Observation {
 	w := p.world
 	for name, declared := range w.base.Config.Nodes {

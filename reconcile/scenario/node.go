@@ -23,15 +23,15 @@ type node struct {
 	name       string
 	startedAt  time.Time
 	reconciler *reconcile.Reconciler
-	// observeOnly: it publishes the state of its disks and does nothing else.
+	// observeOnly means that the manager publishes the state of its disks and does nothing else.
 	observeOnly bool
 
-	// due: it has to observe again, because something has changed since its last round.
+	// due means that the manager has to observe again, because something has changed since its last round.
 	due      bool
 	observed plan.Observed // of the last round
 	plan     plan.Plan
-	attempts map[ident.CopyRef]int // the jobs of the present converge
-	giveUp   func()                // ends the present converge
+	attempts map[ident.CopyRef]int // number of jobs for each copy in the present call of converge
+	giveUp   func()                // ends the present call of converge
 	stop     func()                // ends the manager
 
 	published *publication // nil before the first round

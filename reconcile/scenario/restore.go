@@ -10,8 +10,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 )
 
-// restore sets the cluster to saved states. All managers restart. What the states do not contain
-// stays as it is.
+// restore sets the cluster to saved states. All managers restart. What the saved states do not
+// contain stays as it is.
 func (w *world) restore(s *status.SavedCluster) {
 	c := s.Cluster(w.base)
 	for _, n := range w.nodes {
@@ -32,12 +32,12 @@ func (w *world) restore(s *status.SavedCluster) {
 	}
 	w.startNodes()
 	for name, n := range w.nodes {
-		n.startedAt = time.Time{} // the manager knows since when the other nodes are down
+		n.startedAt = time.Time{} // the zero time: the manager knows since when the other nodes are down
 		n.reconciler.Restore(n.desired(), c.Failures, problems)
 		_, unreachable := c.Unreachable[name]
 		n.observeOnly = unreachable && s.Knows(name)
 	}
-	// Each node publishes the saved state, also one that does not respond now.
+	// Each node publishes its saved state, also a node that does not respond now.
 	w.observeAll()
 	for name, p := range c.Unreachable {
 		if n := w.nodes[name]; n != nil && n.observeOnly {
@@ -48,7 +48,7 @@ func (w *world) restore(s *status.SavedCluster) {
 	w.changed()
 }
 
-// restoredDisk returns a disk with the content of a saved one.
+// restoredDisk returns a disk with the content of a saved disk.
 func (w *world) restoredDisk(ref ident.DiskRef, saved model.Disk, backedUp map[ident.CopyRef]bool) *simulation.Disk {
 	d := simulation.NewDisk(saved.UUID, w.contents.Library, saved.Space.Total)
 	d.Attached, d.UsersUnknown = saved.Problem == "", saved.UsageUnknown != ""

@@ -27,15 +27,15 @@ import (
 // Runner runs scenarios against one configuration.
 type Runner struct {
 	Update  bool                 // write the output that cmp compares into the scenarios
-	Verbose bool                 // log all parts of a scenario, and not only the last one
-	States  *status.SavedCluster // the state at the start; nil: empty disks
+	Verbose bool                 // log all parts of a scenario, and not only the last part
+	States  *status.SavedCluster // the state at the start; nil means empty disks
 
-	config *configdir.Snapshot          // added to the files of each scenario; nil: nothing
-	loaded map[ident.Digest]load.Result // valid configurations by their files
+	config *configdir.Snapshot          // added to the files of each scenario; nil means no files
+	loaded map[ident.Digest]load.Result // valid configurations, by the digest of their files
 }
 
-// UseConfig adds the files of a configuration to each scenario, unless it has errors. The
-// result has them.
+// UseConfig adds the files of a configuration to each scenario, unless the configuration has
+// errors. The result has the errors.
 func (r *Runner) UseConfig(ctx context.Context, snapshot configdir.Snapshot) load.Result {
 	result := r.load(ctx, snapshot)
 	if len(result.Errors) == 0 {
@@ -44,9 +44,9 @@ func (r *Runner) UseConfig(ctx context.Context, snapshot configdir.Snapshot) loa
 	return result
 }
 
-// Find returns the scenario files that paths lists, and those in the folders that it lists. It
-// keeps only files whose own path matches the regular expression in the argument only. Each file
-// occurs once, and the files are sorted.
+// Find returns the scenario files in paths, and below the folders in paths. It keeps only files
+// whose path matches the regular expression in the argument only. Each file occurs once, and the
+// files are sorted.
 func Find(paths []string, only string) ([]string, error) {
 	pattern, err := regexp.Compile(only)
 	if err != nil {
@@ -73,7 +73,7 @@ func Find(paths []string, only string) ([]string, error) {
 	return files, nil
 }
 
-// findBelow returns the scenario at a path, or those below it.
+// findBelow returns the scenario at a path, or all scenarios below the folder there.
 func findBelow(path string) ([]string, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -100,7 +100,8 @@ func findBelow(path string) ([]string, error) {
 	return files, err
 }
 
-// load decodes a configuration without the memory of earlier ones, as a manager does at start.
+// load decodes a configuration as a manager does at its start: without the last valid declarations
+// of earlier configurations.
 func (r *Runner) load(ctx context.Context, snapshot configdir.Snapshot) load.Result {
 	digest := snapshot.Digest()
 	result, ok := r.loaded[digest]
@@ -156,8 +157,8 @@ func (r *Runner) params(ctx context.Context, file string) testscript.Params {
 // configFolder is the folder with the configuration at the start of a scenario.
 const configFolder = "config"
 
-// unpackConfig adds the files of UseConfig to those of the scenario. A file of the scenario
-// replaces one of the same name.
+// unpackConfig adds the files of UseConfig to the files of the scenario. A file of the scenario
+// replaces a file of UseConfig with the same name.
 func (r *Runner) unpackConfig(dir string) error {
 	if r.config == nil {
 		return nil
@@ -238,8 +239,8 @@ var (
 	failLine  = regexp.MustCompile(`(?ms)^FAIL: (.*)\z`)
 )
 
-// result returns the result of the scenario. It removes the environment and the durations,
-// which testscript logs, too.
+// result returns the result of the scenario. It removes the environment and the durations that
+// testscript has logged.
 func (t *scriptT) result(file string, took time.Duration) Result {
 	log := phaseTime.ReplaceAllString(t.log.String(), "$1")
 	if strings.HasPrefix(log, "WORK=") {

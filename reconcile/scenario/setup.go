@@ -38,8 +38,8 @@ func parseDisk(c schema.Config, text string) (ident.DiskRef, error) {
 	return ref, nil
 }
 
-// findImage finds an image by its name, or a generation by <name>-<uuid>. The name of a
-// removed image is enough if only one generation has copies.
+// findImage finds an image by its name, or a generation by <name>-<uuid>. The name of an
+// undeclared image is enough if only one of its generations has copies.
 func (w *world) findImage(text string) (ident.ID, error) {
 	if image, ok := w.base.Config.Images[text]; ok {
 		return image.ID, nil
@@ -138,7 +138,7 @@ func (w *world) newCopy(id ident.ID, state model.State, size int64) *simulation.
 	return c
 }
 
-// setUsed says whether a replica on the disk uses a copy, which need not exist.
+// setUsed sets whether a replica on the disk uses a copy. The copy need not exist.
 func (w *world) setUsed(ref ident.CopyRef, used bool) {
 	w.observeAll()
 	d := w.at(ref.Disk)

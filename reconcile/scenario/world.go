@@ -12,8 +12,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/load"
 )
 
-// start is the initial time. It is later than the time before which the planner considers a
-// recorded time invalid.
+// start is the initial time. It is after earliestTime of package plan: the planner considers
+// earlier recorded times implausible.
 var start = time.Date(2026, 12, 1, 0, 0, 0, 0, time.UTC)
 
 const (
@@ -26,7 +26,7 @@ const (
 // world is a cluster in memory with its history. It is for one goroutine.
 type world struct {
 	now, startedAt time.Time
-	base           plan.Desired // of the first node; the others differ in the name only
+	base           plan.Desired // of the first node; other nodes differ in the name only
 	contents       contents
 	disks          map[diskLocation]*simulation.Disk
 	nodes          map[string]*node     // the managers that run
@@ -41,11 +41,11 @@ type diskLocation struct{ node, path string }
 // source is the behaviour of the source of an image.
 type source struct {
 	size  int64
-	err   error    // the failure of each attempt; nil: it delivers
-	nodes []string // that can reach it; nil: all
+	err   error    // the failure of each attempt; nil means that the source delivers
+	nodes []string // the nodes that can reach the source; nil means all nodes
 }
 
-// without returns the source as one that a node cannot reach.
+// without returns the source without a node among the nodes that can reach it.
 func (s source) without(node string, c schema.Config) source {
 	if s.nodes == nil {
 		s.nodes = nodeNames(c)
@@ -58,7 +58,7 @@ func (s source) without(node string, c schema.Config) source {
 type executed struct {
 	plan.Action
 	at  time.Time
-	err error // nil: it succeeded
+	err error // nil means success
 }
 
 // newWorld returns the cluster of a configuration. The error says why the configuration cannot
@@ -71,9 +71,9 @@ func newWorld(r load.Result) (*world, error) {
 	return w, w.configure(r)
 }
 
-// configure changes the configuration of all nodes. All nodes have confirmed it, so that
-// images that are missing in it count as removed. New disks are attached and empty. A disk at
-// a known path of the same node is the known disk, whatever its name.
+// configure changes the configuration of all nodes. All nodes have confirmed the removal of
+// images, so a missing image counts as removed. New disks are attached and empty. A disk at a
+// known path of the same node is the known disk, whatever its name.
 func (w *world) configure(r load.Result) error {
 	name, paths := soleNode, []string{solePath}
 	if nodes := nodeNames(r.Config); len(nodes) > 0 {
