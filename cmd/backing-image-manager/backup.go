@@ -64,7 +64,7 @@ declaration.`,
 	format := outputFlag(cmd, report.Table, report.JSON)
 	cmd.RunE = func(cmd *cobra.Command, args []string) (err error) {
 		if list && remove || (list || remove) && len(disks.disks) > 0 {
-			return errors.New("--list, --delete and --disk are mutually exclusive")
+			return errors.New("--list, --delete and --disk are mutually exclusive: give one of them")
 		}
 		store, err := f.open(args[len(args)-1])
 		if err != nil {
@@ -104,14 +104,14 @@ func (f *storeFlags) add(cmd *cobra.Command, target, pieces string, workers int)
 	completeFolders(cmd, "secrets-dir")
 }
 
-// client returns the client for a store. Every path and loopback addresses are allowed, because the
-// command has the rights of its caller.
+// client returns the client for a store. The client may use every path, and loopback addresses, because
+// the command has the rights of its caller.
 func (f *storeFlags) client() (*fetch.Client, error) {
 	switch {
 	case f.limit < 1:
 		return nil, fmt.Errorf("--concurrent-limit is %d: it must be at least 1", f.limit)
 	case f.credentials != "" && f.secretsDir == "":
-		return nil, errors.New("--credentials needs --secrets-dir: it names a folder there")
+		return nil, errors.New("--credentials names a folder below --secrets-dir: add --secrets-dir")
 	}
 	if err := checkFolder("secrets-dir", f.secretsDir); err != nil {
 		return nil, err

@@ -136,7 +136,7 @@ func suggestForce(err error) error {
 	return err
 }
 
-// write writes the image. After an interruption the error is a *resumableError.
+// write writes the image. If it fails and a partial file remains, the error is a *resumableError.
 func (d *destination) write(ctx context.Context, source imageSource, bars *progress) error {
 	image, p := source.info(), &fetch.Progress{}
 	p.Total.Store(image.size)

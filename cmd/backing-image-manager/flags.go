@@ -139,12 +139,12 @@ func (c *choice[T]) Set(word string) error {
 	return nil
 }
 
-// outputFlag adds -o with the formats of a command. The first one is the default.
+// outputFlag adds -o with the formats of a command. The first format is the default.
 func outputFlag(cmd *cobra.Command, formats ...report.Format) *choice[report.Format] {
 	return choiceFlag(cmd, "output", "o", "output format", formats...)
 }
 
-// choiceFlag adds a flag with these values. The first one is the default.
+// choiceFlag adds a flag with these values. The first value is the default.
 func choiceFlag[T ~string](cmd *cobra.Command, name, short, usage string, allowed ...T) *choice[T] {
 	c := &choice[T]{value: allowed[0], allowed: allowed}
 	cmd.Flags().VarP(c, name, short, usage)
@@ -173,8 +173,8 @@ func completeFiles(cmd *cobra.Command, extension string, flags ...string) {
 	}
 }
 
-// addTLSFlags adds the flags for the TLS files. The usage text of --tls-cert is cert, and that of
-// --tls-ca is ca.
+// addTLSFlags adds the flags for the TLS files. The arguments cert and ca are the usage texts of
+// --tls-cert and --tls-ca.
 func addTLSFlags(cmd *cobra.Command, f *auth.TLSFiles, cert, ca string) {
 	cmd.Flags().StringVar(&f.Cert, "tls-cert", "", cert)
 	cmd.Flags().StringVar(&f.Key, "tls-key", "", "PEM `FILE` with the private key of --tls-cert")
@@ -268,7 +268,7 @@ func (f *nodeFlags) checkCommitFlags() error {
 	rules := f.commits
 	if rules.KeysDir == "" {
 		if len(rules.AllowOlder) > 0 {
-			return errors.New("--allow-older-commit needs --require-signed-commits: add it, or omit both")
+			return errors.New("--allow-older-commit needs --require-signed-commits: give both")
 		}
 		f.commits = nil
 		return nil
@@ -305,7 +305,7 @@ func (f *nodeFlags) resolve() error {
 	}
 	host, err := os.Hostname()
 	if err != nil {
-		return fmt.Errorf("get the host name: %w; name this node with --node", err)
+		return fmt.Errorf("get the host name: %w: name this node with --node", err)
 	}
 	f.node = host
 	return nil

@@ -57,8 +57,8 @@ func (f *imageFlags) addOn(cmd *cobra.Command) {
 	cmd.Flags().StringArrayVar(&f.on, "on", nil, "only copies on `NODE/DISK`, or on the path given to --disk; may be repeated")
 }
 
-// images returns the images on the disks, or those of the daemon. A disk in --on that does not exist
-// is an error: otherwise a typing error would look like a disk without images.
+// images returns the images on the disks of --disk, or else the images of the daemon. An unknown disk
+// in --on is an error, because a typing error must not look like a disk without images.
 func (f *imageFlags) images(ctx context.Context) ([]status.ImageStatus, error) {
 	if len(f.disks) == 0 {
 		s, err := f.status(ctx)

@@ -138,7 +138,7 @@ func hintFor(err error) (hint string, ok bool) {
 	if e, ok := errors.AsType[*disk.FormatError](err); ok {
 		return e.Hint, e.Hint != ""
 	}
-	if e, ok := errors.AsType[*damagedError](err); ok { // resuming would not help
+	if e, ok := errors.AsType[*damagedError](err); ok { // before hinter: to resume the download would not help
 		return e.Hint()
 	}
 	if e, ok := errors.AsType[hinter](err); ok {

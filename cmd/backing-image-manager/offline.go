@@ -86,7 +86,7 @@ func (o *offline) lock() error {
 	return nil
 }
 
-// checkReady returns an error with what to do if a copy is not ready.
+// checkReady returns an error if a copy is not ready. The error says what to do.
 func checkReady(c status.CopyStatus) error {
 	advice := "a daemon or reconcile replaces it if it is declared"
 	switch c.State {

@@ -117,8 +117,8 @@ func singleTransfer(kind model.Op, id ident.ID, place string, p *fetch.Progress)
 	}
 }
 
-// showPending draws the lines of an error that describes what a command waits for. They replace
-// the lines of the last call. nil removes them.
+// showPending draws the lines of an error that says what a command waits for, in place of the
+// lines of its last call. nil removes the lines.
 func (p *progress) showPending(pending error) {
 	switch {
 	case p.tty == nil:
@@ -191,7 +191,7 @@ func (m *rateMeter) lines(now time.Time, transfers map[ident.CopyRef]job.Transfe
 		kind := transfers[key].Action.Op
 		return kind == model.Cleanup || kind == model.Evict
 	})
-	samples := map[ident.CopyRef][]sample{} // without those of transfers that ended
+	samples := map[ident.CopyRef][]sample{} // without the samples of transfers that ended
 	for _, key := range keys {
 		p := transfers[key].Progress
 		samples[key] = addSample(m.samples[key], sample{now, p.Resumed.Load(), p.Done.Load()})
@@ -211,7 +211,7 @@ func (m *rateMeter) lines(now time.Time, transfers map[ident.CopyRef]job.Transfe
 	return truncate(lines, width)
 }
 
-// truncate shortens lines to fewer than width columns, so that none wraps.
+// truncate shortens lines to fewer than width columns, so that no line wraps.
 func truncate(lines []string, width int) []string {
 	for i, line := range lines {
 		r := []rune(line)

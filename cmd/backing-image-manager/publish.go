@@ -67,7 +67,7 @@ the command runs. Its temporary files need about 50 bytes for each chunk.`,
 	cmd.RunE = func(cmd *cobra.Command, args []string) (err error) {
 		if *blocks != "" {
 			if flags.Changed("chunk-size") {
-				return errors.New("--chunk-size and --block-size are mutually exclusive")
+				return errors.New("--chunk-size and --block-size are mutually exclusive: give one of them")
 			}
 			size, err := parseSize(*blocks)
 			if err != nil {
@@ -269,7 +269,7 @@ func (p *publisher) write(ctx context.Context, im *publish.Image, t *caibx.Table
 		v.Outcome, err = p.to.PutIndex(ctx, im.IndexName(), t, p.replace)
 	}
 	if _, ok := errors.AsType[*publish.DifferentError](err); ok {
-		return fmt.Errorf("%w: publish the new version under another name, or replace it with --force", err)
+		return fmt.Errorf("%w: publish the new version under another name, or replace the index with --force", err)
 	}
 	return err
 }
@@ -363,7 +363,7 @@ func openIndex(path string) (*caibx.Table, error) {
 	return caibx.NewTable(temp, f, publish.Limits)
 }
 
-// costLines are the costs as a table, with the cheapest sizes.
+// costLines returns a table of the costs, and the cheapest chunk sizes.
 func (p *publisher) costLines(v publishView) []string {
 	if len(v.Costs) == 0 {
 		return nil

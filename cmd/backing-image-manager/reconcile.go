@@ -176,7 +176,7 @@ func configError(r load.Result) error {
 	return fmt.Errorf("the configuration has %s: nothing is deleted, and invalid images are not changed", n)
 }
 
-// peers returns the client for the other nodes, nil with --offline.
+// peers returns the client for the other nodes. With --offline, it is nil.
 func (c *reconcileCmd) peers() (*peer.Client, error) {
 	if c.offline {
 		return nil, nil
@@ -363,7 +363,7 @@ func (c *reconcileCmd) estimator(configs ...schema.Config) forecast.Estimator {
 	return forecast.NewEstimator(&fetch.Client{AllowAnyFile: true}, c.indexDir, warn, configs...)
 }
 
-// readStates reads saved states, each of another node.
+// readStates reads the saved states in the files of --state.
 func readStates(files []string) (*status.SavedCluster, error) {
 	saved := &status.SavedCluster{}
 	for _, file := range files {

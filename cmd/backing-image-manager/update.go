@@ -87,7 +87,7 @@ type updater struct {
 // maxResolving is how many images are resolved at the same time.
 const maxResolving = 8
 
-// run updates the named images, or all that are tracked.
+// run updates the named images, or all tracked images.
 func (u *updater) run(ctx context.Context, dir string, s configdir.Snapshot, names []string) (report.Updates, error) {
 	result := report.Updates{DryRun: u.dryRun, Images: []report.ImageUpdate{}}
 	loaded := load.NewLoader().Load(ctx, s)

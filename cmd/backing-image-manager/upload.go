@@ -236,7 +236,7 @@ func (u *uploadCmd) checkLost(ctx context.Context, c upload.Content, lost error)
 // reason.
 func (u *uploadCmd) compareReady(ctx context.Context, c upload.Content, ready ident.Digest, refusal error) error {
 	if !u.canReread(c) {
-		return fmt.Errorf("%w (data from a pipe cannot be compared with it)", refusal)
+		return fmt.Errorf("%w (data from a pipe cannot be compared with the image)", refusal)
 	}
 	got, err := u.digest(ctx)
 	switch {
@@ -307,7 +307,7 @@ func (u *uploadCmd) store(ctx context.Context, request upload.Request) (err erro
 	case model.Ready:
 		refusal := fmt.Errorf("%s is ready on %s: another file needs another checksum, uuid or name", image.ID, on.Path())
 		return u.compareReady(ctx, request.Content, c.SHA512, refusal)
-	case model.Unknown: // a commit would not replace it
+	case model.Unknown: // a commit does not replace an unverified file
 		return fmt.Errorf("%s already has an unverified file for %s (%s): run reconcile to verify it", on.Path(), image.ID, c.Message)
 	}
 	made, err := u.fill(ctx, on, request, disk.PartOptions{

@@ -44,7 +44,7 @@ Exit status: 1 if there is an error, or with --strict a warning.`,
 	return cmd
 }
 
-// validate loads each directory, and the files of each folder together.
+// validate loads each directory as a configuration, and all single files of a folder as one configuration.
 func validate(ctx context.Context, errOut io.Writer, paths []string) ([]report.Validation, error) {
 	var all []report.Validation
 	files := map[string][]configdir.File{}

@@ -163,16 +163,16 @@ func verifyByDaemon(ctx context.Context, out io.Writer, f imageFlags, name strin
 }
 
 // isVerifying reports whether a requested verification has not started yet or still runs. The
-// argument before is the last status before the request, and now a later one.
+// argument before is the status before the request. The argument now is a later status.
 func isVerifying(before, now status.Status, name string) bool {
 	return now.Time.Equal(before.Time) || slices.ContainsFunc(now.Plan.Actions, func(a plan.Action) bool {
 		return a.Op == model.Verify && a.Image == name && a.Node == now.Node
 	})
 }
 
-// reportVerified prints the result for each copy of the daemon's node that was ready
-// before. A copy that is ready again may have been damaged: the daemon replaces a damaged
-// copy at once.
+// reportVerified prints the result for each copy of the daemon's node that was ready before
+// the request. A copy that is ready now may have been damaged, because the daemon replaces a
+// damaged copy at once.
 func reportVerified(out io.Writer, before, now status.Status, name string) error {
 	was := map[string]status.CopyStatus{} // the copies that were ready
 	for _, image := range before.Images {

@@ -111,8 +111,8 @@ func (e Estimator) estimate(ctx context.Context, a *plan.Action, image schema.Im
 	}
 }
 
-// Estimate returns the plan p, of d and o, with the sizes of the downloads by an index. The map on has the disks of this
-// process.
+// Estimate returns the plan p with the sizes of the downloads by an index. The plan is for the desired state d and the
+// observed state o. The map on has the disks of this process.
 func (e Estimator) Estimate(ctx context.Context, d plan.Desired, o plan.Observed, p plan.Plan, on map[ident.DiskRef]*disk.Disk) plan.Plan {
 	return e.estimateAll(d.Config, p, func(a *plan.Action, image schema.Image) {
 		folder := on[a.CopyRef().Disk]

@@ -25,9 +25,9 @@ type Fleet struct {
 	Risk    Risk            `json:"risk"`
 	Traffic Traffic         `json:"traffic"`
 	Images  []ImageForecast `json:"images"` // declared or with copies, sorted by name and uuid
-	Disks   []DiskForecast  `json:"disks"`  // the declared ones, sorted by name
-	// Deferred has the deletions that need a further change, and Blocked all other actions that
-	// need one. Both are grouped by reason.
+	Disks   []DiskForecast  `json:"disks"`  // the declared disks, sorted by name
+	// Deferred has the deletions that are stuck. Blocked has the blocked actions. Both are grouped
+	// by reason.
 	Deferred []ReasonGroup `json:"deferred"`
 	Blocked  []ReasonGroup `json:"blocked"`
 }
@@ -106,7 +106,7 @@ type ImageForecast struct {
 	Desired  int            `json:"desired"` // copies
 	Ready    int            `json:"ready"`   // copies that are ready now
 	After    int            `json:"after"`   // copies that are ready after the plan
-	Copies   []CopyForecast `json:"copies"`  // existing and planned ones, sorted by disk
+	Copies   []CopyForecast `json:"copies"`  // existing and planned copies, sorted by disk
 }
 
 // CopyForecast is an existing or planned copy.

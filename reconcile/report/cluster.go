@@ -258,7 +258,7 @@ func signsOn(image forecast.ImageForecast, node string) string {
 	return strings.Join(words, ", ")
 }
 
-// disksWithSign lists the disks of the copies with a sign.
+// disksWithSign lists the disks of the copies with the sign want.
 func disksWithSign(image forecast.ImageForecast, want sign) string {
 	var now, later []string
 	for _, c := range image.Copies {

@@ -29,7 +29,7 @@ type ListEntry struct {
 type ListStatus struct {
 	State           model.State `json:"state"`
 	CurrentChecksum string      `json:"currentChecksum"`
-	// SendingReference is how many peers and clients read the copy now, if it is on the node of the daemon.
+	// SendingReference is how many peers and clients read the copy now, if the copy is on the node of the daemon.
 	SendingReference int    `json:"sendingReference"`
 	ErrorMsg         string `json:"errorMsg"`
 	// SenderManagerAddress is the address of the peer from which the node of the daemon receives the copy

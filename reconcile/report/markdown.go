@@ -17,7 +17,7 @@ const maxComment = 60_000
 // messages in it come from files and from other machines. Each of its methods escapes them.
 type comment struct{ b strings.Builder }
 
-// linef adds a line. format is Markdown with the verb %v only; all arguments are escaped.
+// linef adds a line. The format is Markdown with the verb %v only. All arguments are escaped.
 func (c *comment) linef(format string, args ...any) {
 	escaped := make([]any, len(args))
 	for i, arg := range args {

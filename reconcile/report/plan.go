@@ -124,7 +124,7 @@ func planMarkdown(p plan.Plan, style Style) *comment {
 	return b
 }
 
-// maxSuspended is the number of suspensions in a plan. The others are counted.
+// maxSuspended is the greatest number of rows with suspensions. One more row counts the others.
 const maxSuspended = 20
 
 // planRows returns a row for each suspension and each action: action, image, disk, size and

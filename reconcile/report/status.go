@@ -11,7 +11,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 )
 
-// The greatest sizes of the tables. A last line counts what has no room.
+// The greatest sizes of the tables. A line counts what has no room.
 const (
 	maxPeers      = 10
 	maxDisks      = 20
@@ -90,10 +90,10 @@ func writePeers(b *lines, s status.Status) {
 	}
 	b.rows(rows)
 	if good > 0 {
-		b.linef("and %d more that respond and have the same configuration", good)
+		b.linef("and %d more peers that respond and have the same configuration", good)
 	}
 	if bad > 0 {
-		b.linef("and %d more with problems", bad)
+		b.linef("and %d more peers with problems", bad)
 	}
 }
 
@@ -128,7 +128,7 @@ func writeDisks(b *lines, s status.Status) {
 	}
 	b.rows(rows)
 	if others > 0 {
-		b.linef("and %d more with %s free of %s", others, Size(free), Size(total))
+		b.linef("and %d more disks with %s free of %s", others, Size(free), Size(total))
 	}
 }
 
@@ -221,7 +221,7 @@ func groupCopies(copies []status.CopyStatus, unreachable map[string]bool) (lines
 	disks = map[copyLine][]string{}
 	for _, c := range copies {
 		if c.Absent() && c.Rejection != "" {
-			continue // it has a line as a disk that is not eligible
+			continue // a line says that its disk is not eligible
 		}
 		l := copyLine{state: c.State, size: max(c.Size, c.Total), message: clip(c.Summary())}
 		if len(copies) <= maxCopyLines || c.State != model.InProgress {

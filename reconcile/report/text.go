@@ -21,7 +21,7 @@ import (
 // Format is an output format.
 type Format string
 
-// The formats of plans. Other documents have some of them.
+// The formats of plans. Other documents have some of these formats.
 const (
 	Text     Format = "text"
 	Table    Format = "table" // of status documents, lists and backups
@@ -62,7 +62,7 @@ func Count(n int, noun string) string {
 	return fmt.Sprintf("%d %ss", n, noun)
 }
 
-// maxNames is the number of names in a line of text.
+// maxNames is the greatest number of names in a line of text.
 const maxNames = 3
 
 func joinNames[T any](names []T) string { return plan.JoinMax(names, ", ", maxNames) }

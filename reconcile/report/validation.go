@@ -91,7 +91,7 @@ func (v Validation) section() configurationSection {
 	return c
 }
 
-// file returns the path of a file of the configuration as the user can open it.
+// file returns the path by which the user can open a file of the configuration.
 func (v Validation) file(name string) string { return filepath.Join(v.Path, name) }
 
 // redacted encodes a configuration, or a part of it, without the secrets in its addresses.

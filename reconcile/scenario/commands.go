@@ -213,7 +213,7 @@ type command struct {
 	synopsis string
 	help     string
 	minArgs  int      // positional arguments
-	maxArgs  int      // -1: any number
+	maxArgs  int      // -1 means any number
 	options  []string // NAME of NAME=VALUE
 	words    []string
 	negated  bool // do accepts !

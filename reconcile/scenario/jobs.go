@@ -72,7 +72,7 @@ func (j nodeJobs) CanExport(e schema.ExportFromVolume, _ system.Disks) error {
 	return nil
 }
 
-// run does what the job of an order does to the disks of the node.
+// run changes the disks of the node as the job of the order does.
 func (j nodeJobs) run(o job.Order, on system.Disks) error {
 	w, a, id := j.world, o.Action, o.Action.CopyRef().ID
 	d := simulation.Opened(on[a.Disk])

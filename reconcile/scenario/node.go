@@ -44,7 +44,7 @@ type publication struct {
 	at    time.Time
 }
 
-// startNode starts the manager of a node. It knows only its disks.
+// startNode starts the manager of a node. The manager knows only its disks.
 func startNode(w *world, name string) *node {
 	n := &node{world: w, name: name, startedAt: w.now, due: true, received: map[string]peer.Observation{}}
 	n.reconciler = reconcile.NewWith(system.System{
@@ -79,7 +79,7 @@ const maxAttempts = 100
 var errRepeats = errors.New("a job is repeated without end")
 
 // converge lets the manager do rounds until it can do nothing more without the other nodes. Each
-// job ends at once. Without execute the manager observes, records usage, plans and publishes.
+// job ends at once. If execute is false, the manager observes, records usage, plans and publishes.
 func (n *node) converge(ctx context.Context, execute bool) error {
 	d := n.desired()
 	if !execute {

@@ -14,7 +14,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// checkNode returns an error that lists the declared nodes, unless name is one of them.
+// checkNode returns an error if the node is not declared. The error lists the declared nodes.
 func checkNode(c schema.Config, name string) error {
 	if _, ok := c.Nodes[name]; !ok {
 		return fmt.Errorf("node %s is not declared: the nodes are %s", name, joinNames(nodeNames(c)))

@@ -45,7 +45,7 @@ type source struct {
 	nodes []string // the nodes that can reach the source; nil means all nodes
 }
 
-// without returns the source without a node among the nodes that can reach it.
+// without returns a source like s, except that the node cannot reach it.
 func (s source) without(node string, c schema.Config) source {
 	if s.nodes == nil {
 		s.nodes = nodeNames(c)
