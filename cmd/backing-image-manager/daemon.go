@@ -80,7 +80,7 @@ roles, or lines of "peer TOKEN" and "admin TOKEN". /healthz and the status code 
 	flags.StringVar(&d.tokenFile, "token-file", "", "`FILE` with the tokens of callers, and the token to send to peers")
 	addTLSFlags(cmd, &d.tls, "PEM `FILE` with the certificate of this daemon, as server and as client of peers", "PEM `FILE` with the authority of the certificates of callers and peers")
 	flags.BoolVar(&d.insecure, "insecure", false, "without TLS and tokens, give every caller that can connect the role admin")
-	flags.StringVar(&d.webPrefix, "web-prefix", "", "serve the web page and all other paths also below `PATH`, for a proxy that serves them there, such as /backing-images")
+	flags.StringVar(&d.webPrefix, "web-prefix", "", "also serve the web page and all other paths below the prefix `PATH`, such as /backing-images, for a reverse proxy")
 	flags.StringVar(&d.log.file, "log-file", "", "also log to `FILE`, as JSON")
 	format := choiceFlag(cmd, "log-format", "", "log format on stderr; auto is text on a terminal, otherwise json", autoLog, textLog, jsonLog)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {

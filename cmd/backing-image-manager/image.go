@@ -54,7 +54,7 @@ func (f *imageFlags) addDisks(cmd *cobra.Command) {
 }
 
 func (f *imageFlags) addOn(cmd *cobra.Command) {
-	cmd.Flags().StringArrayVar(&f.on, "on", nil, "only copies on `NODE/DISK`, or on the path given to --disk; may be repeated")
+	cmd.Flags().StringArrayVar(&f.on, "on", nil, "only copies on the disk `NODE/DISK`, or with --disk on this path; may be repeated")
 }
 
 // images returns the images on the disks of --disk, or else the images of the daemon. An unknown disk

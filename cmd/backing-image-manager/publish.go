@@ -57,7 +57,7 @@ the command runs. Its temporary files need about 50 bytes for each chunk.`,
 	flags := cmd.Flags()
 	flags.StringVar(&out, "out", "", "write to the folder `DIR`, or to s3://BUCKET/PATH")
 	flags.BoolVar(&p.store, "store", false, "write the chunk store, too")
-	flags.BoolVar(&p.replace, "force", false, "replace different indexes")
+	flags.BoolVar(&p.replace, "force", false, "replace existing indexes that differ")
 	flags.StringVar(&p.like, "like", "", "print what FILE costs a client that has `OLD`")
 	sizes := &sizesFlag{caibx.DefaultSizes}
 	flags.Var(sizes, "chunk-size", "least, average and greatest `SIZE` of a chunk, as MIN:AVG:MAX; AVG alone means AVG/4:AVG:4*AVG")

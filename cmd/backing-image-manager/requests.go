@@ -46,7 +46,7 @@ the reason.`,
 	}
 	daemon.add(cmd)
 	cmd.Flags().StringArrayVar(&disks, "on", nil, "the disk of the copy, as `NODE/DISK`; may be repeated")
-	cmd.Flags().StringVar(&request.UUID, "uuid", "", "select the generation with this `UUID` instead of the declared one")
+	cmd.Flags().StringVar(&request.UUID, "uuid", "", "select the generation with this `UUID` instead of the declared generation")
 	cmd.Flags().BoolVar(&request.UseEnded, "use-ended", false, "end the uses by replicas that are not found any more")
 	cmd.Flags().StringArrayVar(&request.DespiteNeed, "despite-need", nil, "delete the copy although this `NODE` claims to use or to need it; may be repeated")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {

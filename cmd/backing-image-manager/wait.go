@@ -55,7 +55,7 @@ new declaration. With --revision or --digest, it is 1 when that configuration is
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	choiceFlag(cmd, "for", "", "condition to wait for", "ready")
-	cmd.Flags().DurationVar(&timeout, "timeout", defaultWaitTimeout, "give up after this time; 0: never")
+	cmd.Flags().DurationVar(&timeout, "timeout", defaultWaitTimeout, "give up after this time; 0 means no limit")
 	cmd.Flags().StringVar(&revision, "revision", "", "first wait until the daemon has applied the git commit `REV`")
 	cmd.Flags().StringVar(&digest, "digest", "", "first wait until the daemon has applied the configuration with this config `DIGEST`")
 	daemon.add(cmd)
