@@ -162,7 +162,7 @@ func backUp(ctx context.Context, paths []string, name string, w backup.Creator, 
 	stop()
 	switch {
 	case errors.Is(err, disk.ErrNoManifest), errors.Is(err, disk.ErrDamaged):
-		return fmt.Errorf("%w: run backing-image verify %s --disk %s", err, best.ID, best.Disk)
+		return fmt.Errorf("%w: backing-image verify %s --disk %s", err, best.ID, best.Disk)
 	case ctx.Err() != nil:
 		return errors.New("stopped; the same command completes the backup")
 	case err != nil:

@@ -256,7 +256,7 @@ func checkFolder(flag, dir string) error {
 // secretFlags name the folders with secrets and keys.
 type secretFlags struct{ secretsDir, keysDir string }
 
-// add adds the flags. The argument signed names, for the help, what the keys verify.
+// add adds the flags. The help of --keys-dir ends with the argument signed: what the keys verify.
 func (f *secretFlags) add(cmd *cobra.Command, signed string) {
 	cmd.Flags().StringVar(&f.secretsDir, "secrets-dir", "", "`DIR` with the folders of credentials")
 	cmd.Flags().StringVar(&f.keysDir, "keys-dir", "", "`DIR` with the folders of public keys for signatures of "+signed)

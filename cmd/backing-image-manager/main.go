@@ -188,7 +188,7 @@ func newVersion() *cobra.Command {
 	}
 }
 
-// The version and the commit of a build without a git checkout, such as the build of a container
+// builtVersion and builtCommit are for a build without a git checkout, such as the build of a container
 // image. The linker sets them: -X main.builtVersion=v1.2.3 -X main.builtCommit=0123456789ab.
 var builtVersion, builtCommit string
 

@@ -97,8 +97,8 @@ func sortedKeys[V any](a, b map[string]V) []string {
 	return slices.Compact(keys)
 }
 
-// changed returns the change of a declaration. The arguments was and is report whether it exists
-// before and after the change. The argument equal reports whether both declarations are equal.
+// changed returns the change of a declaration. The arguments report whether it exists before the
+// change, exists after the change, and is equal in both.
 func changed(was, is, equal bool) Change {
 	switch {
 	case !was:
@@ -111,8 +111,8 @@ func changed(was, is, equal bool) Change {
 	return Unchanged
 }
 
-// compareImage returns how the image differs. If it does not differ, differs is false. The lists was
-// and is have the disks before and after the change.
+// compareImage returns how the image differs. If it does not differ, differs is false. The last two
+// arguments are the disks before and after the change.
 func compareImage(name string, before, after map[string]schema.Image, was, is plan.DiskList) (d ImageDifference, differs bool) {
 	a, old := before[name]
 	b, now := after[name]

@@ -11,8 +11,8 @@ import (
 )
 
 // WriteStatusChanges writes what differs between two documents: a line for the configuration, and one for each peer, disk,
-// image and copy. Durations, progress and times alone make no difference. If the status was is zero, there is no earlier
-// document. Then the lines are the configuration, the images, and what is not ready.
+// image and copy. Durations, progress and times alone make no difference. If the earlier document is the zero Status, the
+// lines are the configuration, the images, and what is not ready.
 func WriteStatusChanges(w io.Writer, was, now status.Status) error {
 	before, old := map[string]string{}, facts(was)
 	for _, f := range old {

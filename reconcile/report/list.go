@@ -64,7 +64,7 @@ func Entry(images []status.ImageStatus, name string, on []string) (ListEntry, er
 	return newListEntry(generations), nil
 }
 
-// VisibleImages returns the images of a status without copies that are absent and on other nodes. It changes the status.
+// VisibleImages returns the images of a status without the absent copies on other nodes. It changes the status.
 func VisibleImages(s status.Status) []status.ImageStatus {
 	for i, image := range s.Images {
 		s.Images[i].Copies = slices.DeleteFunc(image.Copies, func(c status.CopyStatus) bool {

@@ -240,7 +240,7 @@ type input struct {
 
 func (in input) copy() ident.CopyRef { return ident.CopyRef{Disk: in.disk, ID: in.image} }
 
-// option returns the parsed last value of an option. Without the option, it returns the argument otherwise.
+// option returns the parsed last value of an option. Its last argument is the result without the option.
 func option[T any](in input, name string, parse func(string) (T, error), otherwise T) (T, error) {
 	all := in.options[name]
 	if len(all) == 0 {
@@ -251,8 +251,8 @@ func option[T any](in input, name string, parse func(string) (T, error), otherwi
 
 func (in input) has(word string) bool { return slices.Contains(in.words, word) }
 
-// one returns the word in the list of that the input has. If the input has no such word, one returns
-// the first word of the list.
+// one returns the word that the input has among mutually exclusive words. The first of these words is
+// the default.
 func (in input) one(of ...string) (string, error) {
 	given := slices.DeleteFunc(slices.Clone(in.words), func(w string) bool { return !slices.Contains(of, w) })
 	switch len(given) {

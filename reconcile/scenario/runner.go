@@ -45,8 +45,8 @@ func (r *Runner) UseConfig(ctx context.Context, snapshot configdir.Snapshot) loa
 }
 
 // Find returns the scenario files in paths, and below the folders in paths. It keeps only files
-// whose path matches the regular expression in the argument only. Each file occurs once, and the
-// files are sorted.
+// whose path matches the regular expression of --run. Each file occurs once, and the files are
+// sorted.
 func Find(paths []string, only string) ([]string, error) {
 	pattern, err := regexp.Compile(only)
 	if err != nil {
