@@ -90,8 +90,8 @@ func newImageRetry() *cobra.Command {
 		Short: "Try failed actions of an image again now",
 		Long: `Requests that a daemon does not wait any longer after failed attempts to create, verify,
 repair or back up copies of the declared image NAME on its disks. That includes
-failures after which it would try again only when the declaration changes, such as a
-wrong checksum. All rules, limits and suspensions apply: the daemon decides as if the
+failures after which the daemon tries again only when the declaration changes, such as
+a wrong checksum. All rules, limits and suspensions apply: the daemon decides as if the
 wait were over.
 
 Each daemon retries only its own attempts. If the image has failed on another node, the

@@ -39,7 +39,7 @@ If an image has the field "verify", or its tracker has keys, a key in --keys-dir
 signed the vendor's lists. Lists without such a signature are not used. If an image is
 refused, the others are updated. Managers ignore the field "track".
 
-Exit status: 0 if each image is updated or up to date, 1 if one is refused, and after an error.`,
+Exit status: 0 if each image is updated or up to date; 1 after an error, or if an image is refused.`,
 		Example: `  backing-image-manager update config --dry-run
   backing-image-manager update config ubuntu-24.04
   backing-image-manager update config -o markdown >pull-request.md`,
@@ -219,9 +219,9 @@ func mustStay(m schema.Image, a track.Answer) (reason, message string) {
 	case moved && len(d.Mirrors) > 0:
 		return "pinned-mirrors", "the mirrors have the declared version: remove them, or change them by hand"
 	case !d.PackedChecksum.IsZero():
-		return "pinned-packed-checksum", "packedChecksum is that of the declared version: remove it"
+		return "pinned-packed-checksum", "packedChecksum belongs to the declared version: remove it"
 	case moved && d.Index != "" && !strings.HasPrefix(d.Index, d.URL):
-		return "pinned-index", "the address of the index does not begin with that of the image: change it by hand"
+		return "pinned-index", "the address of the index does not begin with the address of the image: change the index by hand"
 	}
 	return "", ""
 }

@@ -14,7 +14,7 @@ func newImageUsers() *cobra.Command {
 		Short: "List what uses or needs the copies of an image",
 		Long: `Lists what keeps the copies of an image, as the daemon knows it, and what ends each use:
 
-  used      a replica on the disk of a copy names it, or a process has it open
+  used      a replica on the disk of a copy names the copy, or a process has it open
   needed    a replica names a generation that its disk has no verified copy of. If the
             generation is no longer declared, every other copy of it is kept, on all
             nodes. A declared generation needs no such protection

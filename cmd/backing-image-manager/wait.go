@@ -40,7 +40,7 @@ configuration without errors.
 A daemon notices a changed config directory after a moment. A script that changes the
 directory therefore names the configuration to wait for: --revision names a git commit,
 and --digest the content, as validate -o json prints it. The command judges the images only
-after the daemon has applied that configuration. A prefix of 7 or more digits is enough.
+after the daemon has applied that configuration. The first 7 digits are enough.
 
 The daemon may start or restart in the meantime. On a terminal the command shows the
 images that are not ready.
