@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -16,6 +17,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile/report"
 	"github.com/seed-26586806/backing-image-manager/schema"
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
+	"github.com/seed-26586806/backing-image-manager/schema/document"
 	"github.com/seed-26586806/backing-image-manager/schema/edit"
 	"github.com/seed-26586806/backing-image-manager/schema/load"
 )
@@ -123,7 +125,11 @@ func (u *updater) tracked(c schema.Config, names []string) ([]string, error) {
 	for _, name := range slices.Concat(names, u.confirmed) {
 		switch _, declared := c.Images[name]; {
 		case !declared:
-			return nil, suggest(fmt.Errorf("image %q is not declared", name), nil)
+			var near []string
+			if one, found := document.Nearest(name, slices.Collect(maps.Keys(c.Images))); found {
+				near = append(near, one)
+			}
+			return nil, suggest(fmt.Errorf("image %q is not declared", name), near)
 		case !slices.Contains(all, name):
 			return nil, fmt.Errorf("image %q is not tracked: add the field track", name)
 		}
