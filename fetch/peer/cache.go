@@ -105,8 +105,8 @@ func (s *snapshot) encoded() (plain, gzipped []byte) {
 	return s.json, s.gzipped
 }
 
-// encode returns the JSON of a state. Its messages may contain text of an upstream, and people may read
-// the state on a terminal.
+// encode returns the JSON of a state as printable text: the messages in a state may contain text of an
+// upstream, and people may read them on a terminal.
 func encode(s model.Node) []byte {
 	s.Version = model.Version
 	encoded, err := json.Marshal(s)
@@ -125,7 +125,7 @@ func compress(text []byte) []byte {
 	if err != nil {
 		panic("peer: " + err.Error())
 	}
-	_, _ = w.Write(text) // writes to memory, so neither can fail
+	_, _ = w.Write(text) // Write and Close write to memory and cannot fail
 	_ = w.Close()
 	return out.Bytes()
 }

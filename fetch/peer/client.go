@@ -50,8 +50,8 @@ type Source struct {
 	Size           int64        // of the copy, in bytes
 }
 
-// contents are the bytes that a source offers, as its node describes them. Two sources with the same
-// digest of the image may differ in them if one of their nodes lies.
+// contents describes the bytes that a source offers, as its node claims. Two sources with the same digest
+// of the image have different contents only if at least one of their nodes lies.
 type contents struct {
 	manifest ident.Digest
 	size     int64
@@ -71,11 +71,11 @@ type Client struct {
 	builtFor *tls.Config // the configuration with which the connections of http were made
 }
 
-// NewClient returns the client of a node. It sends the token, unless that is "", and the certificate
-// of the TLS configuration. The TLS configuration also contains the authorities that it trusts. Both
-// functions may be nil. They are called for each request, because tokens and certificates may be
-// replaced while a node runs: a connection that was made with an earlier configuration is not used
-// again. The client never uses a proxy and does not follow redirects.
+// NewClient returns the client of a node. The client sends the token ("" means no token) and the
+// certificate of the TLS configuration, and trusts the authorities in this configuration. Both functions
+// may be nil. The client calls them for each request, because tokens and certificates may be replaced
+// while a node runs. It does not reuse a connection that was made with an earlier configuration. It uses
+// no proxy and follows no redirects.
 func NewClient(token func() string, config func() *tls.Config) *Client {
 	c := clientWith(token, &http.Transport{DialContext: newDialer().DialContext, TLSHandshakeTimeout: connectTimeout})
 	c.tlsConfig = config
@@ -97,7 +97,7 @@ func clientWith(token func() string, t *http.Transport) *Client {
 	t.Protocols.SetHTTP1(true)
 	t.DisableCompression = true // the client must limit the decompressed bytes, see decodeResponse
 	t.MaxIdleConns, t.MaxIdleConnsPerHost = 1024, 4
-	t.IdleConnTimeout = time.Minute // less than that of the server
+	t.IdleConnTimeout = time.Minute // less than the idle timeout of the server
 	t.MaxResponseHeaderBytes = 64 << 10
 	return &Client{
 		token: token,
@@ -122,7 +122,7 @@ type request struct {
 	query   url.Values
 	header  http.Header
 	timeout time.Duration // for the response headers
-	stall   time.Duration // of the body, see fetch.CancelBody
+	stall   time.Duration // how long the body may stall, see fetch.CancelBody
 }
 
 // do sends the request. The caller must close the body of the response. Errors contain the URL of the
@@ -177,7 +177,7 @@ func (c *Client) send(ctx context.Context, r request) (*http.Response, error) {
 
 // deadPeerTimeout limits how long sent data may stay unacknowledged, and how long an idle connection
 // may stay without a response to keep-alive probes. A peer behind an interface that drops all packets
-// sends no RST; without these limits the kernel would wait for minutes.
+// sends no RST: without these limits the kernel would wait for minutes.
 const deadPeerTimeout = 12 * time.Second
 
 func newDialer() *net.Dialer {
@@ -199,9 +199,9 @@ func setUserTimeout(_, _ string, c syscall.RawConn) error {
 	return err
 }
 
-// httpClient returns a client whose connections were made with the current TLS configuration. A kept
-// connection would use the old certificate, and trust the old CA, as long as the node runs: it never
-// becomes idle, because one long poll follows another.
+// httpClient returns a client whose connections were made with the current TLS configuration. An older
+// connection would use the old certificate, and trust the old CA, as long as the node runs: the connection
+// never becomes idle, because one long poll follows another.
 func (c *Client) httpClient() *http.Client {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -222,7 +222,7 @@ var (
 	errNoAddress = errors.New("no address is declared for this node")
 )
 
-// stripAddress removes the address and port of a single attempt from an error. A repeated failure
+// stripAddress removes the addresses and ports of a single attempt from an error. A repeated failure
 // then always has the same text, and the status does not change with every attempt.
 func stripAddress(err error) error {
 	var ofURL *url.Error

@@ -28,7 +28,7 @@ const (
 	maxElement = 64 << 10
 )
 
-// decodeState reads what a peer says about itself, as far as the scope needs it. It ignores unknown fields and
+// decodeState decodes the state of a peer, and keeps only what the scope needs. It ignores unknown fields and
 // rejects invalid values. Each disk and copy is checked immediately after it is read, so decoding
 // stops at the first invalid element.
 func decodeState(r io.Reader, scope Scope) (model.Node, error) {
@@ -46,11 +46,11 @@ type decoder struct {
 	state  model.Node
 	name   string     // of the disk that is being decoded
 	disk   model.Disk // the disk that is being decoded
-	disks  int        // number of disks so far, also of those that are left out
-	copies int        // number of copies of all disks so far, also of those that are left out
+	disks  int        // number of disks so far, with the disks that are left out
+	copies int        // number of copies of all disks so far, with the copies that are left out
 
 	current      int // copies of declared generations on this disk
-	others, idle int // other copies that were kept: see keeps
+	others, idle int // numbers of kept copies of the other two classes: see keeps
 }
 
 func (d *decoder) decodeState() error {
@@ -88,7 +88,7 @@ func (d *decoder) decodeState() error {
 	return d.checkNode()
 }
 
-// decodeVersion ends the decoding of another version, in which any other field may have another meaning.
+// decodeVersion returns an error for another version than ours: all other fields may have another meaning there.
 func (d *decoder) decodeVersion() error {
 	if err := d.Decode(&d.state.Version); err != nil {
 		return err
@@ -191,13 +191,13 @@ func (d *decoder) decodeCopy() error {
 	return nil
 }
 
-// keeps reports whether a copy is kept, and notes what is left out. Three classes have limits of their
-// own, so that none can displace another one:
+// keeps reports whether a copy is kept, and records that copies are left out. Each of three classes has
+// its own limit, so no class can displace another class:
 //
-//   - copies of the declared generations: as many as there are
-//   - copies of other generations, and those of images that are not declared which are orphans, in
-//     use or needed: they decide about the deletion of orphans, and may be read by images with the same bytes
-//   - all other copies: nobody needs them, and the status shows some
+//   - copies of the declared generations: all are kept
+//   - copies of other generations of declared images, and copies of undeclared images that are owned, in use
+//     or needed: deletions of orphans depend on them, and images with the same bytes may use them
+//   - all other copies: nobody needs them, and the status shows some of them
 func (d *decoder) keeps(c *model.Copy) (bool, error) {
 	switch uuid, declared := d.scope.Images[c.ID.Name]; {
 	case declared && uuid == c.ID.UUID:
@@ -241,16 +241,16 @@ func (d *decoder) checkDisk() error {
 	return nil
 }
 
-// checkCopy rejects a copy without a valid identity or with contradictory digests. Of other values, it replaces those
-// that are unknown, truncates long messages, and drops what only the node of the copy uses.
+// checkCopy rejects a copy without a valid identity or with contradictory digests. It replaces other invalid values,
+// truncates long messages, and drops the values that only the node of the copy uses.
 func checkCopy(c *model.Copy) error {
 	if err := errors.Join(ident.CheckName(c.ID.Name), ident.CheckUUID(c.ID.UUID)); err != nil {
 		return err
 	}
 	*c = c.ForPeers()
 	for _, size := range []*int64{&c.Size, &c.VirtualSize, &c.RealSize, &c.PartBytes, &c.PartTotal} {
-		if *size < 0 || *size > maxSize { // only this copy is affected
-			c.State, c.Message = model.Unknown, fmt.Sprintf("its node reports a size of %d bytes", *size)
+		if *size < 0 || *size > maxSize { // an error would reject the whole state
+			c.State, c.Message = model.Unknown, fmt.Sprintf("its node reports an impossible size: %d bytes", *size)
 			*size = 0
 		}
 	}
@@ -296,8 +296,8 @@ func checkFailure(f *model.Failure) {
 	}
 }
 
-// checkNodeOrDiskName returns an error if s is not a valid name of a node or disk. The error begins
-// with noun.
+// checkNodeOrDiskName returns an error if s is not a valid name. noun is "node" or "disk", and begins the
+// error.
 func checkNodeOrDiskName(noun, s string) error {
 	if s == "" || len(s) > maxName || s != shortLine(s, maxName) {
 		return fmt.Errorf("%s %q: invalid name", noun, shortLine(s, maxName))
@@ -313,5 +313,5 @@ func shortLine(s string, n int) string {
 		}
 		return strings.ToValidUTF8(s[:n], "")
 	}
-	return truncate(text.Line(truncate(s))) // characters may be replaced by longer ones
+	return truncate(text.Line(truncate(s))) // text.Line may replace a character by a longer one
 }

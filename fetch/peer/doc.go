@@ -15,8 +15,8 @@
 //	                                            changes, or 304 after the wait
 //	/v1/images/NAME/copies                      model.Node with the copies of this image name
 //	                                            in all generations, observed after the
-//	                                            request arrived; with ?mark=NAME, a
-//	                                            hash of the secret of the mark in each folder
+//	                                            request arrived; with ?mark=NAME, each copy has a
+//	                                            hash of the secret of the mark NAME in its folder
 //	/v1/images/NAME/UUID/manifest?disk=DISK     the chunk file: a header with the
 //	                                            algorithm, and the hash of each chunk
 //	                                            (application/octet-stream)
@@ -39,9 +39,9 @@
 //	     when to try again
 //	503  the node has not observed its disks yet, is overloaded, or shuts down
 //
-// The server closes the connection when a receiver does not read, when the file changes or the copy is
-// withdrawn while it is sent, and when a receiver reads slowly for more than a minute while other
-// requests get a 429.
+// The server closes the connection when a receiver does not read, and when the file changes or the copy is
+// withdrawn during the send. It also closes the connection of a receiver that reads slowly for more than a
+// minute while other requests get a 429.
 //
 // # Downloads
 //
@@ -66,18 +66,18 @@
 //	  keep the chunks of the partial file that match the manifest
 //	  append the rest by package assemble: from seeds on this node, else from the peers
 //
-// Chunks that another image on this node has at the same place are not requested (Seeds): a new generation costs its
-// changes. If much is missing then, the pull requests the index from a peer, and finds content that moved. At most eight
+// The pull does not request chunks that a seed has at the same place: a new generation costs only its changes. If much
+// is still missing, the pull requests the index from a peer, and finds content that moved in the seeds. At most eight
 // peers send at the same time, and at most 22 MiB are requested or wait to be written. When a source fails, only the
-// chunk that it was sending is lost, and the source is not used for 5 s; this time doubles after each further failure.
-// A busy source is asked again while any peer sends bytes at least once an hour. The upstream is read, too, if no peer
-// sends anything for 10 s.
+// chunk that it was sending is lost. The source is not used for 5 s; this time doubles after each further failure.
+// A busy source is asked again as long as some peer has sent bytes within the last hour. The upstream is read, too, if
+// no peer sends anything for 10 s.
 //
 // # Trust
 //
-// Any caller with the role peer may send requests, and a node trusts the state that a peer publishes
-// about itself, except when it deletes a copy: then other nodes must prove that they have its bytes
-// (Client.Prove). The size of the response is limited, and its values are validated. Bytes are never
+// Any caller with the role peer may send requests. A node trusts the state that a peer publishes about
+// itself, except before it deletes a copy: then other nodes must prove that they have the bytes
+// (Client.Prove). The size of a response is limited, and its values are validated. Bytes are never
 // trusted: a chunk manifest must have the digest in the state, a chunk must have the hash in the
 // manifest, and the whole file must have the digest of the image.
 //

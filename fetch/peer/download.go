@@ -83,7 +83,7 @@ func fileExtension(f model.Format) string {
 
 // sendFile sends the uncompressed image. net/http implements ranges and conditions. A request for
 // several ranges gets the whole image, as RFC 9110 allows: each range would read and hash a whole
-// chunk, and a request has room for a thousand of them.
+// chunk, and a request can name a thousand ranges.
 func sendFile(w http.ResponseWriter, r *http.Request, p *pacedWriter, image *verifiedImage, c model.Copy) error {
 	h := w.Header()
 	h.Set("Content-Type", "application/octet-stream")
@@ -134,9 +134,8 @@ func sendCompressed(w http.ResponseWriter, r *http.Request, p *pacedWriter, imag
 	return out.Flush()
 }
 
-// findReadyCopy returns a ready copy of the image with this name, and where it is. The
-// generation is uuid or, if uuid is "", the declared one. If no generation is declared, the node must
-// have exactly one generation.
+// findReadyCopy returns a ready copy of the image with this name, and its place. A uuid of "" selects the
+// declared generation. If no generation is declared either, the node must have ready copies of exactly one.
 func (s *Server) findReadyCopy(ctx context.Context, name, uuid string) (localCopy, model.Copy, *httperror.Error) {
 	state, err := s.node.Copies(ctx, name, "")
 	if err != nil {
@@ -187,7 +186,7 @@ type verifiedImage struct {
 	readErr  error // the last error of Read: http.ServeContent does not return it
 }
 
-// openVerifiedImage opens the image of a copy by d.Open or d.OpenUncached.
+// openVerifiedImage opens the image of a copy. The function open is d.Open or d.OpenUncached.
 func openVerifiedImage(d *disk.Disk, id ident.ID, open func(ident.ID) (*disk.Reader, error)) (*verifiedImage, error) {
 	m, err := d.Manifest(id)
 	if err != nil {

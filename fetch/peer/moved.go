@@ -15,14 +15,14 @@ import (
 )
 
 const (
-	// indexGain is how many times the bytes of an index a pull must lack, so that it requests the index.
+	// indexGain: a pull requests an index only if at least indexGain times as many bytes are missing as the index has.
 	indexGain = 4
-	// cutGain is the part of an image that must be missing, so that a pull reads a seed without an index to cut it.
+	// cutGain: a pull cuts a seed without an index, which reads the whole seed, only if more than 1/cutGain of the image is missing.
 	cutGain = 8
 )
 
-// findMoved lets the plan find the bytes of missing chunks that the seeds have at other places, if a source has an index of
-// the image, and if that is worth its bytes.
+// findMoved makes the plan use seeds for missing chunks whose bytes they have at other places. It does nothing if no source
+// has an index of the image, or if the index is too large for what is missing.
 func (t *transfer) findMoved(ctx context.Context, part *disk.Part, m *disk.Manifest, plan *assemble.Plan) error {
 	if len(t.pull.Seeds) == 0 {
 		return nil
@@ -38,8 +38,8 @@ func (t *transfer) findMoved(ctx context.Context, part *disk.Part, m *disk.Manif
 	return plan.FindMoved(ctx, part, index, survey.Missing > m.Size()/cutGain)
 }
 
-// loadIndex returns the index of the image: that of an earlier attempt, or that of a source, if it has at most limit
-// bytes. nil: there is none that can be used. The error is one of ctx or of the disk.
+// loadIndex returns the index of the image from an earlier attempt, or else from a source, with at most limit bytes. It
+// returns nil if there is no usable index. An error is the cause of ctx or an error of the disk.
 func (t *transfer) loadIndex(ctx context.Context, part *disk.Part, m *disk.Manifest, limit int64) (*caibx.Table, error) {
 	index, err := assemble.LoadIndex(part, m.Size())
 	if errors.Is(err, fs.ErrNotExist) {
@@ -56,7 +56,7 @@ func (t *transfer) loadIndex(ctx context.Context, part *disk.Part, m *disk.Manif
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
-	// Without an index, all missing chunks are requested. Errors of the disk occur again when they are written.
+	// Without an index, all missing chunks are requested. Errors of the disk occur again when the chunks are written.
 	return nil, part.DropIndex()
 }
 

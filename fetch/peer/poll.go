@@ -31,8 +31,8 @@ type Observation struct {
 	// LastSeen is the last time when the peer was known to be reachable: its last response, or the end
 	// of the pending request that failed. Before the first response it is the start of polling.
 	LastSeen time.Time
-	// Outdated: State leaves out what the peer published about disks that are declared since. A new
-	// State is requested, and takes a moment.
+	// Outdated: State was read for an earlier scope, and may lack what is needed now, such as disks that
+	// were declared later. A new State is requested, and takes a moment.
 	Outdated bool
 
 	etag string
@@ -69,8 +69,8 @@ type pollConfig struct {
 	wait        time.Duration    // wait of one long poll
 	minInterval time.Duration    // between the starts of two requests
 	retry       backoff.Doubling // delay after a failure
-	// idleFactor is how long a peer is not polled after a response, as a multiple of the time that it
-	// took to decode it. A peer whose large state always changes thus takes a tenth of a processor.
+	// idleFactor is the least time between the starts of two requests, as a multiple of the time to decode
+	// the response. A peer whose large state always changes thus takes about a tenth of a processor.
 	idleFactor time.Duration
 }
 
@@ -109,7 +109,8 @@ func (p *Poller) SetPeers(ctx context.Context, nodes map[string]Target) {
 // errNewScope ends a request whose response would leave out what is needed now.
 var errNewScope = errors.New("the scope changed")
 
-// setScope replaces the scope. If the last state leaves out anything, it is requested again.
+// setScope replaces the scope. If the scope changed and the last state left out anything, setScope ends the
+// pending request, and the state is requested again.
 func (peer *polledPeer) setScope(s Scope) {
 	changed := !peer.target.Scope.equal(s)
 	peer.target.Scope = s
@@ -176,7 +177,7 @@ func (p *Poller) record(peer *polledPeer, now Observation, scope Scope) {
 }
 
 // begin returns the context and the scope of the next request, and the observation before it. The context ends when the
-// request is of no use any more. The observation has no ETag if it is outdated: the whole state is needed then.
+// request is of no use any more. An outdated observation has no ETag, because the whole state is needed.
 func (p *Poller) begin(ctx context.Context, peer *polledPeer) (context.Context, Scope, Observation) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -225,8 +226,8 @@ func (p *Poller) poll(ctx context.Context, peer *polledPeer, at Address) {
 }
 
 // query sends one request and returns the new observation, and the time that it took to decode the
-// response. The first request, and each one after a failure, is not a long poll, so that a peer that is reachable again is
-// detected immediately even if its state did not change.
+// response. The first request, and each request after a failure, is not a long poll: a peer that is reachable again then
+// responds immediately, even if its state did not change.
 func (p *Poller) query(ctx context.Context, last Observation, at Address, scope Scope) (Observation, time.Duration) {
 	start, wait, responded := time.Now(), time.Duration(0), last.Polled && last.Problem == ""
 	if responded {

@@ -17,11 +17,11 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch/httperror"
 )
 
-// proofParameter marks the request for a chunk as that of a proof. Such requests have a limit of their
-// own, because the sends of an image may use all of its slots for hours.
+// proofParameter marks the request for a chunk as a request for a proof. Proofs have their own limit,
+// because sends of an image may use all slots of the image for hours.
 const proofParameter = "proof"
 
-// ErrWrongChunk: a peer sent other bytes than the image has.
+// ErrWrongChunk means that a peer sent other bytes than the image has.
 var ErrWrongChunk = errors.New("other bytes were received")
 
 // Prove requests a chunk of the copy s and compares it with its hash. It returns nil if the peer has the
@@ -75,17 +75,17 @@ func (c *Client) SelectChunk(ctx context.Context, s Source, size int64, secret u
 }
 
 const (
-	// readRun is how many bytes ReadChunks requests at once. Each request needs a slot for sending, which
-	// others may wait for.
+	// readRun is how many bytes ReadChunks requests at once. Each request uses a slot for sending that other
+	// nodes may wait for.
 	readRun = 64 << 20
 	// readStall is how long ReadChunks waits for the next bytes.
 	readStall = time.Minute
-	// slowestRead is the least rate of ReadChunks on average, in bytes per second, after readStart. A
-	// peer that sends a byte now and then must not keep the caller waiting for ever.
+	// slowestRead is the least average rate of ReadChunks, in bytes per second. readStart is additional time.
+	// A peer that sends a byte now and then must not keep the caller waiting for ever.
 	slowestRead = 256 << 10
 	readStart   = 10 * time.Minute
-	// maxRead limits ReadChunks in any case: a peer may claim a size for which no time.Duration is long
-	// enough.
+	// maxRead limits the time by slowestRead: a peer may claim a size for which this time overflows a
+	// time.Duration.
 	maxRead = 365 * 24 * time.Hour
 )
 
@@ -100,9 +100,9 @@ func longestRead(size, limit int64) time.Duration {
 }
 
 // ReadChunks reads all chunks of a copy of size bytes in order, at most limit bytes per second (0: no
-// limit), and calls each with every chunk, which is valid until each returns. While the peer is busy, and
-// after a connection that has delivered a chunk breaks, it goes on, but not for longer than longestRead.
-// The bytes are not verified.
+// limit). It passes every chunk to the function each, which must not keep the chunk. It waits while the
+// peer is busy, and goes on if a connection breaks that has delivered a chunk, but takes at most
+// longestRead. It does not verify the bytes.
 func (c *Client) ReadChunks(ctx context.Context, s Source, size, limit int64, each func(chunk []byte)) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, longestRead(size, limit), errTimeout)
 	defer cancel()
@@ -124,7 +124,7 @@ func (c *Client) ReadChunks(ctx context.Context, s Source, size, limit int64, ea
 	return nil
 }
 
-// readChunks reads the chunks in the bytes [from, to), and returns how many bytes each was called with.
+// readChunks passes the chunks in the bytes [from, to) to the function each, and returns how many bytes it passed.
 func (c *Client) readChunks(ctx context.Context, s Source, from, to int64, limiter *rate.Limiter, buf []byte, each func([]byte)) (read int64, err error) {
 	r := s.request("data")
 	r.stall = readStall
@@ -149,13 +149,13 @@ const (
 	// maxProofs is how many proofs a node sends at once: each needs some chunks of memory. Further requests
 	// wait.
 	maxProofs = 4
-	// proofTimeout is for one proof, with its wait. A node waits for a shorter time, so that a receiver that
-	// does not read keeps no others waiting.
+	// proofTimeout limits one proof with its wait, so that a receiver that does not read does not keep others
+	// waiting. A node that requests a proof waits for a shorter time.
 	proofTimeout = 30 * time.Second
 )
 
 // proof sends one chunk of a copy. It reads the chunk past the page cache, because the medium may have lost
-// what the cache has, and compares it with the chunk manifest: a damaged copy proves nothing, and is verified.
+// what the cache has. It compares the chunk with the chunk manifest, and reports damage instead of sending it.
 func (s *Server) proof(w http.ResponseWriter, r *http.Request, c localCopy) *httperror.Error {
 	ctx, cancel := context.WithTimeout(r.Context(), proofTimeout)
 	defer cancel()
@@ -179,7 +179,7 @@ func (s *Server) sendChunk(w http.ResponseWriter, r *http.Request, c localCopy, 
 		return rangeError(w, image.Size(), err)
 	}
 	if part.from%disk.ChunkSize != 0 || part.to != min(part.from+disk.ChunkSize, image.Size()) {
-		return httperror.New(http.StatusBadRequest, "a proof is one chunk of %d bytes", disk.ChunkSize)
+		return httperror.New(http.StatusBadRequest, "the range of a proof must be exactly one chunk of %d bytes", disk.ChunkSize)
 	}
 	chunk := make([]byte, part.to-part.from)
 	if _, err := image.ReadAt(chunk, part.from); err != nil {

@@ -28,13 +28,13 @@ const (
 	giveUpAfter = 30 * time.Second
 	// upstreamAfter is the time without a byte from a peer after which the upstream is read.
 	upstreamAfter = 10 * time.Second
-	// firstBackoff is that of a source after its first failure.
+	// firstBackoff is the backoff of a source after its first failure, and defaultMaxBackoff the longest one.
 	firstBackoff, defaultMaxBackoff = 5 * time.Second, 5 * time.Minute
-	// useful is how many bytes of a connection that breaks show that the source works.
+	// useful is how many bytes a connection must deliver before it breaks, to show that the source works.
 	useful = 4 * disk.ChunkSize
 	// windowChunks is the maximum number of chunks that a pull has requested, or received and not yet written. A pull needs a
-	// buffer for each of these chunks, one for each request, and those of the partial file. All pulls of a Client share sharedChunks, and
-	// each has at least minWindowChunks.
+	// buffer for each of these chunks, a buffer for each request, and the buffers of the partial file. All pulls of a Client
+	// share sharedChunks, and each pull has at least minWindowChunks.
 	windowChunks, sharedChunks, minWindowChunks = 22, 2 * 22, 6
 )
 
@@ -63,8 +63,8 @@ type Pull struct {
 	// Warn is called with an *InvalidDataError when a source sent bytes that do not match. It may be
 	// nil, and must not block.
 	Warn func(error)
-	// Final reports whether the failure of one source ends the whole transfer. nil: no failure does,
-	// because another source may succeed.
+	// Final reports whether the failure of one source ends the whole transfer. nil means that no failure
+	// ends it, because another source may succeed.
 	Final func(error) bool
 	// MaxBackoff is the maximum time for which a source is not used after a failure; 0: 5 minutes.
 	MaxBackoff time.Duration
@@ -73,10 +73,9 @@ type Pull struct {
 	received contents // of the last transfer
 }
 
-// WrongSources returns the sources that have shown, in a transfer that ended with err, that they do not
-// have the bytes that they offer: they sent chunks that do not match their own chunk manifest; or the
-// whole file did not have its digest, although each chunk matched the manifest, so that every source
-// with this manifest is wrong.
+// WrongSources returns the sources that do not have the bytes that they offer, after a transfer that ended
+// with err. A source is wrong if it sent a chunk that does not match its own chunk manifest. If each chunk
+// matched the manifest, but the whole file did not have its digest, every source with this manifest is wrong.
 func (p *Pull) WrongSources(err error) []Source {
 	_, wrongFile := errors.AsType[*disk.ChecksumError](err)
 	var wrong []Source
@@ -118,13 +117,12 @@ func (p *Pull) newTransfer() *transfer {
 	return &transfer{pull: p, progress: cmp.Or(p.Progress, new(fetch.Progress)), limiter: fetch.NewLimiter(p.Limit)}
 }
 
-// Into fills part with the image. It returns when the file is complete; the caller commits it. It keeps
-// the bytes in part that belong to the same image. If the sources have different manifests or sizes, it
-// prefers what most nodes have, and reads only sources that have the same. It verifies every chunk
-// against this manifest. But only the digest of the whole file, which Commit
-// compares, proves that the image is the right one. When ctx ends, Into returns within one read. The
-// errors are those of fetch.Client.Download. If no source can be used for 30 s, the error contains
-// the reason for each source.
+// Into fills part with the image. It returns when the file is complete; the caller commits the file. It
+// keeps the bytes in part that belong to the same image. If the sources have different manifests or sizes,
+// Into prefers the manifest that most nodes have, and reads no source with another manifest. It verifies
+// every chunk against the manifest. But only the digest of the whole file, which Commit compares, proves
+// that the image is right. When ctx ends, Into returns within one read. The errors are those of
+// fetch.Client.Download. If no source can be used for 30 s, the error has the reason for each source.
 func (p *Pull) Into(ctx context.Context, part *disk.Part) error {
 	return fetch.ClassifyDiskError(p.newTransfer().intoPart(ctx, part))
 }
@@ -155,9 +153,9 @@ func (t *transfer) intoPart(ctx context.Context, part *disk.Part) error {
 	return t.run(ctx, m, plan, part, part.Offset())
 }
 
-// Chunks receives the chunks from index first to the end of the image with manifest m, verifies them,
-// and passes them to put in order. A chunk of zeros is not requested, and the argument chunk is nil.
-// put must not keep chunk after it returns. The errors are those of Into and of put.
+// Chunks receives the chunks with numbers from first to the end of the image with manifest m, verifies
+// them, and calls put with each in order. It requests no zeros: for a chunk of zeros, it calls put with nil.
+// put must not keep a chunk. The errors are those of Into and of put.
 func (p *Pull) Chunks(ctx context.Context, m *disk.Manifest, first int64, put func(chunk []byte) error) error {
 	return fetch.ClassifyDiskError(p.newTransfer().run(ctx, m, assemble.ByManifest(m), assemble.ChunkFunc(put), first*disk.ChunkSize))
 }
@@ -182,7 +180,8 @@ func (t *transfer) preparePart(ctx context.Context, part *disk.Part, m *disk.Man
 	return part.BeginManifest(source, m)
 }
 
-// run receives the chunks of the image with manifest m from an offset on.
+// run receives the chunks of the image with manifest m from an offset on. It also uses sources without a manifest, because
+// they may have the bytes.
 func (t *transfer) run(ctx context.Context, m *disk.Manifest, plan *assemble.Plan, to assemble.Sink, from int64) error {
 	pulls := &t.pull.Client.activePulls
 	pulls.Add(1)
@@ -196,8 +195,7 @@ func (t *transfer) run(ctx context.Context, m *disk.Manifest, plan *assemble.Pla
 	return a.Run(ctx, from)
 }
 
-// newAssembly returns an assembly from the sources that has accepts, and the upstream. A source without a digest of its
-// chunk manifest may have the bytes.
+// newAssembly returns an assembly that reads the upstream, and the sources for which the function has returns true.
 func (t *transfer) newAssembly(plan *assemble.Plan, to assemble.Sink, has func(Source) bool) *assemble.Assembly {
 	return &assemble.Assembly{
 		Plan: plan, Sink: to, Health: &t.pull.health, Patience: giveUpAfter, Progress: t.progress,
@@ -226,7 +224,7 @@ func (t *transfer) source(s Source) assemble.Candidate {
 	}
 }
 
-// upstream returns the address of the upstream that is used now, none if there is none.
+// upstream returns the first address of the upstream that may be used now, or nothing.
 func (t *transfer) upstream() []assemble.Candidate {
 	for i, p := range t.pull.Upstream {
 		name := upstreamName
@@ -241,14 +239,14 @@ func (t *transfer) upstream() []assemble.Candidate {
 	return nil
 }
 
-// wrongChunk returns a function that makes the error for a chunk of which a source sent other bytes.
+// wrongChunk returns the function that makes the error for a wrong chunk of a source. The upstream has the node "".
 func wrongChunk(node, name string) func(assemble.Segment) error {
 	return func(s assemble.Segment) error {
 		return &InvalidDataError{node, name, fmt.Errorf("chunk %d does not match the chunk manifest", s.Offset/disk.ChunkSize)}
 	}
 }
 
-// failed returns the error of a source if it ends the transfer.
+// failed returns the error err of a source if it ends the transfer. Otherwise it passes an *InvalidDataError to Warn.
 func (t *transfer) failed(err error) error {
 	if t.pull.Final != nil && t.pull.Final(err) {
 		return err
@@ -265,7 +263,7 @@ func (t *transfer) failed(err error) error {
 type ManifestReceiver func(r io.Reader, size int64, want ident.Digest) (*disk.Manifest, error)
 
 // Manifest receives the chunk manifest of the image. If sources have different manifests or sizes, it
-// prefers what most nodes have. The errors are those of Into.
+// prefers the manifest that most nodes have. The errors are those of Into.
 func (p *Pull) Manifest(ctx context.Context, receive ManifestReceiver) (*disk.Manifest, error) {
 	m, err := p.newTransfer().receiveManifest(ctx, receive)
 	return m, fetch.ClassifyDiskError(err)
@@ -273,8 +271,8 @@ func (p *Pull) Manifest(ctx context.Context, receive ManifestReceiver) (*disk.Ma
 
 var errNoManifest = errors.New("no chunk manifest yet")
 
-// receiveManifest receives the manifest from one source after the other, until giveUpAfter has passed since the last time
-// that one was busy.
+// receiveManifest receives the manifest from the first source that delivers it. It gives up when giveUpAfter has passed
+// since its start, or since the last response of a busy source in the first hour.
 func (t *transfer) receiveManifest(ctx context.Context, receive ManifestReceiver) (*disk.Manifest, error) {
 	health, begun := &t.pull.health, time.Now()
 	patient := begun
@@ -322,9 +320,9 @@ func shuffled(sources []Source) []Source {
 	return sources
 }
 
-// byVotes sorts the sources: first those with the contents that most nodes have. A node may have many
-// sources, but has one vote for each contents. Of contents with as many votes, the smaller ones are first:
-// if they are wrong, that is known sooner.
+// byVotes sorts the sources: the contents that most nodes have come first. A node may have many sources,
+// but has one vote for each contents. With equal votes, the smaller contents come first: if they are wrong,
+// that is known sooner.
 func byVotes(sources []Source) []Source {
 	voters := map[contents]map[string]bool{}
 	for _, s := range sources {
@@ -363,8 +361,8 @@ func (t *transfer) receiveManifestFrom(ctx context.Context, s Source, receive Ma
 // errPart marks errors of the partial file.
 var errPart = errors.New("prepare the partial file")
 
-// isLocal reports whether err, with the manifest of s, is an error of this node, which would occur with every source. A
-// too large image is no such error while another source claims a smaller size: s may lie.
+// isLocal reports whether err, which occurred with the manifest of s, is an error of this node that every source would
+// cause. If the image is too large, but another source claims a smaller size, the error is not local: s may lie.
 func isLocal(err error, s Source, all []Source) bool {
 	if errors.Is(err, disk.ErrNoSpace) || errors.Is(err, disk.ErrTooLarge) {
 		return !slices.ContainsFunc(all, func(other Source) bool { return other.Size < s.Size })
@@ -374,8 +372,8 @@ func isLocal(err error, s Source, all []Source) bool {
 }
 
 // ChunkFetcher returns a function for disk.Repair that fetches single chunks of an image of size
-// bytes, from a peer if possible, and otherwise from the upstream. The errors are those of Into. While no peer has a copy, a
-// fetch ends when all addresses of the upstream have failed.
+// bytes, from a peer if possible, and otherwise from the upstream. The errors are those of Into. If no peer has a copy, a
+// fetch fails as soon as all addresses of the upstream have failed.
 func (p *Pull) ChunkFetcher(size int64) disk.FetchChunk {
 	t := p.newTransfer()
 	return func(ctx context.Context, n int64, hash disk.ChunkHash, buf []byte) (length int, err error) {

@@ -34,7 +34,7 @@ type stateResponse struct {
 	cost  time.Duration // the time that it took to decode the response, also with an error
 }
 
-// pollState is State for a scope, with the cost of the response.
+// pollState does the same as State for a scope. It also returns the cost of the response.
 func (c *Client) pollState(ctx context.Context, at Address, scope Scope, etag string, wait time.Duration) (stateResponse, error) {
 	wait = min(max(wait, 0), maxWait)
 	ctx, cancel := context.WithTimeoutCause(ctx, wait+stateTimeout, errTimeout)
@@ -59,8 +59,8 @@ func (c *Client) pollState(ctx context.Context, at Address, scope Scope, etag st
 }
 
 // Copies returns the state of the node at an address with only the copies of one image name. The node
-// observes its disks after it received the request, so the response is current, and looks for the mark with that
-// name in the folders of the copies, unless it is "". The timeout is 30 s or the deadline of ctx.
+// observes its disks after it received the request, so the response is current. It looks for the mark with
+// the name mark in the folders of the copies; "" means no mark. The timeout is 30 s or the deadline of ctx.
 func (c *Client) Copies(ctx context.Context, at Address, name, mark string) (model.Node, error) {
 	if err := ident.CheckName(name); err != nil {
 		return model.Node{}, err
@@ -77,7 +77,7 @@ func (c *Client) Copies(ctx context.Context, at Address, name, mark string) (mod
 	}
 	s, _, err := c.readState(resp, at, Scope{})
 	if err == nil && s.Mark != mark {
-		err = fmt.Errorf("query %s: the response is not about the mark", at.URL)
+		err = fmt.Errorf("query %s: the response is not about the requested mark", at.URL)
 	}
 	if err == nil && s.Omitted > 0 {
 		err = fmt.Errorf("query %s: the response has more than %d copies", at.URL, Scope{}.maxOthers())
@@ -95,13 +95,13 @@ func (c *Client) Copies(ctx context.Context, at Address, name, mark string) (mod
 	return s, nil
 }
 
-// markParameter has the name of a mark.
+// markParameter is the query parameter with the name of a mark.
 const markParameter = "mark"
 
 func acceptGzip() http.Header { return http.Header{"Accept-Encoding": {"gzip"}} }
 
 // readState decodes the response of the node at an address and closes the response. It returns the
-// time that this took.
+// state and the duration of the decoding.
 func (c *Client) readState(resp *http.Response, at Address, scope Scope) (model.Node, time.Duration, error) {
 	s, cost, err := c.decodeResponse(resp, scope)
 	if err != nil {
@@ -113,8 +113,8 @@ func (c *Client) readState(resp *http.Response, at Address, scope Scope) (model.
 	return s, cost, nil
 }
 
-// decodeResponse decodes one response at a time, so that peers that send large ones take one processor
-// together. It lets others decode while it waits for bytes.
+// decodeResponse decodes a response. The client decodes one response at a time, so large responses take at
+// most one processor together. While one waits for bytes, another is decoded.
 func (c *Client) decodeResponse(resp *http.Response, scope Scope) (s model.Node, cost time.Duration, err error) {
 	if resp.StatusCode != http.StatusOK {
 		return model.Node{}, 0, responseError(resp)
@@ -145,8 +145,8 @@ func (c *Client) decodeResponse(resp *http.Response, scope Scope) (s model.Node,
 	return s, 0, err
 }
 
-// decodingTurn reads the body of a response while it has its turn to decode, and gives up the turn
-// during each read.
+// decodingTurn reads the body of a response that has its turn to be decoded. It gives up the turn during
+// each read.
 type decodingTurn struct {
 	body  io.Reader
 	busy  *sync.Mutex
@@ -175,7 +175,7 @@ func (t *decodingTurn) Read(p []byte) (int, error) {
 
 var errTooLarge = errors.New("the response is too large: a node publishes far less for the declared disks and images")
 
-// limitSize returns a reader of r that returns an *http.MaxBytesError after the largest state.
+// limitSize limits r to the bytes of the largest state. A read of more bytes returns an *http.MaxBytesError.
 func (s Scope) limitSize(r io.Reader) io.Reader {
 	return http.MaxBytesReader(nil, io.NopCloser(r), s.maxStateSize())
 }
@@ -207,7 +207,7 @@ func (c *Client) openWhole(ctx context.Context, r request) (io.ReadCloser, int64
 	}
 	if resp.ContentLength < 0 {
 		resp.Body.Close()
-		return nil, 0, fmt.Errorf("query %s: the response does not have its length", r.address.URL)
+		return nil, 0, fmt.Errorf("query %s: the response has no Content-Length", r.address.URL)
 	}
 	return resp.Body, resp.ContentLength, nil
 }

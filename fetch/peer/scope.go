@@ -5,18 +5,18 @@ import (
 	"strings"
 )
 
-// Scope is what the reader of a state can use of it, according to its configuration. It bounds what a
-// reader keeps of a peer, whatever the peer publishes: the memory for all peers together follows from
-// the configuration.
+// Scope is the part of a state that its reader can use, according to the configuration of the reader. It
+// bounds what a reader keeps of a peer, whatever the peer publishes. The memory for all peers together
+// thus depends only on the configuration.
 type Scope struct {
 	// Disks has the names of the disks that are declared for the node. The copies on its other disks
 	// are not read. nil: any disk.
 	Disks map[string]bool
-	// Images has the declared images: uuid by name. nil: any image counts as declared, in one
-	// generation or another.
+	// Images has the uuid of each declared image by name. nil: the declared images are not known, so each
+	// copy counts as a copy of another generation.
 	Images map[string]string
-	// Listed is the number of further images that the configuration names, because they may be
-	// deleted.
+	// Listed is the number of undeclared images that the configuration names because they may be
+	// deleted (pruneConfirmed).
 	Listed int
 	// Kept is the number of older generations that the configuration keeps on each disk, of all
 	// images together.
@@ -24,28 +24,28 @@ type Scope struct {
 }
 
 const (
-	// maxIdle is how many copies of a node are kept that nobody needs: unmanaged copies of images that
-	// are not declared and not in use. A node may have more of them than of all others.
+	// maxIdle is how many copies that nobody needs are kept for a node: unmanaged copies of undeclared
+	// images that are not in use. A node may have more such copies than all other copies.
 	maxIdle = 1024
 	// otherGenerations is how many other generations each declared image may have on each disk, on
-	// average, and minOthers how many copies of other generations and of orphans a node may have at
-	// least: a configuration may have declared thousands of images that it declares no more.
+	// average. minOthers is how many copies of other generations and of orphans are kept for a node in any
+	// case: a configuration may have declared thousands of images that it no longer declares.
 	otherGenerations, minOthers = 3, 4096
 	// minStateSize is the least limit for the JSON of a state, in bytes: some 25,000 unmanaged copies.
-	// sizePerCopy is what each copy adds for which the configuration has a place.
+	// sizePerCopy is added for each copy for which the configuration has a place.
 	minStateSize, sizePerCopy = 8 << 20, 1 << 10
 )
 
 // hasDisk reports whether a disk of the node is declared.
 func (s Scope) hasDisk(name string) bool { return s.Disks == nil || s.Disks[name] }
 
-// hasImage reports whether an image is declared, or is "" for the configuration.
+// hasImage reports whether an image is declared. It returns true for "", the whole configuration.
 func (s Scope) hasImage(name string) bool {
 	_, declared := s.Images[name]
 	return declared || name == "" || s.Images == nil
 }
 
-// maxConditions is how many conditions of a node are kept. There are fewer kinds than conditionsOfImage.
+// maxConditions returns how many conditions of a node are kept. There are fewer kinds of conditions than conditionsOfImage.
 func (s Scope) maxConditions() int { return conditionsOfImage * (len(s.Images) + 1) }
 
 const conditionsOfImage = 8
@@ -61,7 +61,7 @@ func (s Scope) maxStateSize() int64 {
 	return min(largestState, minStateSize+sizePerCopy*int64((1+otherGenerations)*s.places()+len(s.Disks)*s.Kept))
 }
 
-// largestState is the limit for any configuration. Time, not memory, needs it.
+// largestState limits the JSON for any configuration. It bounds the time, not the memory.
 const largestState = 64 << 20
 
 // equal reports whether two scopes are equal.
@@ -79,10 +79,10 @@ type texts struct {
 
 const (
 	maxTexts  = 1 << 20 // bytes of different texts of one state
-	shortText = 64      // bytes of a text after that
+	shortText = 64      // bytes of a text when these are used up
 )
 
-// keep returns the instance of a text. It truncates the text if there are too many different ones.
+// keep returns the instance of a text. It truncates a long text if the texts of the state are nearly maxTexts.
 func (t *texts) keep(text string) string {
 	if known, ok := t.known[text]; ok || text == "" {
 		return known
@@ -90,7 +90,7 @@ func (t *texts) keep(text string) string {
 	if len(text) > max(t.left, shortText) {
 		text = shortLine(text, shortText)
 	}
-	text = strings.Clone(text) // it may be a part of a longer one
+	text = strings.Clone(text) // text may be a part of a longer string
 	t.left -= len(text)
 	t.known[text] = text
 	return text

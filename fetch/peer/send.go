@@ -63,7 +63,7 @@ func rangeError(w http.ResponseWriter, size int64, err error) *httperror.Error {
 	return httperror.New(status, "%v", err)
 }
 
-// acquire acquires a permit of a semaphore. It returns false if there is none until ctx ends.
+// acquire acquires a permit of a semaphore. It returns false if ctx ends before a permit is free.
 func acquire(ctx context.Context, permits chan struct{}) bool {
 	select {
 	case permits <- struct{}{}:
@@ -85,7 +85,7 @@ func (s *Server) manifest(w http.ResponseWriter, r *http.Request) *httperror.Err
 	})
 }
 
-// index sends the index of a copy that was downloaded by one.
+// index sends the index of a copy, if the copy has one.
 func (s *Server) index(w http.ResponseWriter, r *http.Request) *httperror.Error {
 	return s.sendBeside(w, r, func(c localCopy) (io.Reader, io.Closer, int64, error) {
 		index, err := c.disk.Index(c.id)
@@ -100,8 +100,8 @@ func (s *Server) index(w http.ResponseWriter, r *http.Request) *httperror.Error 
 	})
 }
 
-// sendBeside sends a whole file that describes a copy. The receiver compares a manifest with its digest, and what an index
-// says with the manifest, so that a change of the file needs no check.
+// sendBeside sends a whole file that describes a copy. It does not check that the file is unchanged: the receiver compares
+// a manifest with its digest, and chunks that an index finds with the manifest.
 func (s *Server) sendBeside(w http.ResponseWriter, r *http.Request, open func(localCopy) (io.Reader, io.Closer, int64, error)) *httperror.Error {
 	c, refused := s.readyCopy(r)
 	if refused != nil {
@@ -135,9 +135,9 @@ type localCopy struct {
 
 var errLeaving = errors.New("the copy is leaving")
 
-// unlessLeaving returns a check for the pieces of a send: check, and that the copy is not withdrawn. From
-// its withdrawal on, a copy must serve no bytes to anybody, not even the rest of a send: the node that
-// deletes the copy asks other nodes for a chunk of it, to see that they have one of their own.
+// unlessLeaving returns a function for sendBody that fails if the copy is withdrawn, and else calls check. A
+// withdrawn copy must serve no bytes to anybody, not even the rest of a send: the node that deletes the copy
+// requests a chunk from other nodes, as the proof that they have their own copy.
 func (s *Server) unlessLeaving(c localCopy, check func() error) func() error {
 	return func() error {
 		if s.node.Leaving(c.diskName, c.id) {
@@ -148,8 +148,8 @@ func (s *Server) unlessLeaving(c localCopy, check func() error) func() error {
 }
 
 // readyCopy returns the copy that the request names, or the reason why it cannot be sent. No text of the
-// request is used as a path: the disk is found by its declared name, and disk.CheckName and
-// disk.CheckUUID limit the characters of the id.
+// request is used as a path: the disk is found by its declared name, and ident.CheckName and
+// ident.CheckUUID limit the characters of the id.
 func (s *Server) readyCopy(r *http.Request) (localCopy, *httperror.Error) {
 	id := ident.ID{Name: r.PathValue("name"), UUID: r.PathValue("uuid")}
 	if err := errors.Join(ident.CheckName(id.Name), ident.CheckUUID(id.UUID)); err != nil {
@@ -172,7 +172,7 @@ func (s *Server) readyCopy(r *http.Request) (localCopy, *httperror.Error) {
 	return localCopy{d, diskName, id}, nil
 }
 
-// acquireSlot acquires a slot for sending an image. The send must end when ctx ends; after it, the caller must call free.
+// acquireSlot acquires a slot for sending an image. The send must end when ctx ends. After the send, the caller calls free.
 func (s *Server) acquireSlot(r *http.Request, c localCopy) (ctx context.Context, free func(), refused *httperror.Error) {
 	ctx, cancel := context.WithCancel(r.Context())
 	release, ok := s.sendLimits.acquire(c.id, c.diskName, cancel)
@@ -183,8 +183,8 @@ func (s *Server) acquireSlot(r *http.Request, c localCopy) (ctx context.Context,
 	return ctx, func() { release(); cancel() }, nil
 }
 
-// sendBody writes a response with a body that send writes. It calls check before each piece. An error
-// of check or send closes the connection, so that the client detects that the body is incomplete.
+// sendBody writes a response whose body the function send writes. It calls the function check before each
+// piece. An error of either closes the connection, so that the client detects that the body is incomplete.
 func (s *Server) sendBody(ctx context.Context, w http.ResponseWriter, status int, length int64, check func() error, send func(io.Writer) error) {
 	w.Header().Set("Content-Type", "application/octet-stream")
 	w.Header().Set("Content-Length", strconv.FormatInt(length, 10))
@@ -214,7 +214,7 @@ func (s *Server) Sends(diskName string, id ident.ID) int {
 }
 
 // minHold is the time for which a send keeps its slot even if other requests are rejected. After
-// that, a receiver that reads slowly, but never stalls, loses the slot; otherwise it could keep it
+// that, a receiver that reads slowly, but never stalls, loses the slot. It could otherwise use the slot
 // for days.
 const minHold = time.Minute
 
@@ -236,9 +236,9 @@ func newSendLimiter() *sendLimiter {
 	return &sendLimiter{minHold: minHold, active: map[ident.ID][]*slot{}}
 }
 
-// acquire returns a function that releases the acquired slot, or false if no slot is free. If no slot
-// is free and the oldest send has had its slot for minHold, acquire cancels this send, so that a
-// later attempt succeeds. cancel must end the send.
+// acquire acquires a slot and returns a function that releases it, or false if no slot is free. If the
+// oldest send has then had its slot for minHold, acquire ends that send, so that a later attempt succeeds.
+// cancel must end the send for which the slot is acquired.
 func (l *sendLimiter) acquire(id ident.ID, diskName string, cancel context.CancelFunc) (release func(), ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -312,9 +312,9 @@ func (p *pacedWriter) Write(b []byte) (int, error) {
 	return p.w.Write(b)
 }
 
-// ReadFrom implements io.ReaderFrom for io.CopyN. It splits the io.LimitedReader of io.CopyN into
-// pieces. Wrapped in another reader, it would hide the file from net/http, which then could not use
-// sendfile.
+// ReadFrom implements io.ReaderFrom for io.CopyN. It splits the io.LimitedReader of io.CopyN into pieces,
+// each again an io.LimitedReader: another reader would hide the file from net/http, which then could not
+// use sendfile.
 func (p *pacedWriter) ReadFrom(r io.Reader) (int64, error) {
 	whole, ok := r.(*io.LimitedReader)
 	if !ok {

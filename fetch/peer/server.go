@@ -23,14 +23,14 @@ import (
 type Node interface {
 	// Copies observes the disks now and returns the node's state with only the copies of one image
 	// name. Withdrawn copies have Leaving set. If the content of a disk is uncertain, the disk has a
-	// Problem: an empty list of copies proves that there are none. The client receives an error as a
-	// 503. It looks for the mark with a name in the folders of the copies: model.Node.Mark, model.Copy.Mark. "": for none.
+	// Problem. Without a Problem, an empty list proves that the disk has no copies. mark is the name of the mark
+	// for model.Node.Mark and model.Copy.Mark; "" means no mark. The client receives an error as a 503.
 	Copies(ctx context.Context, name, mark string) (model.Node, error)
 	// Disk returns the disk with this name. It returns false if there is no such disk, or if its files
 	// must not be read because the disk has a problem.
 	Disk(name string) (*disk.Disk, bool)
-	// Leaving reports whether the copy is withdrawn. A withdrawn copy is not sent, and a send of it ends:
-	// it may be deleted at any time, and no other node may use it to prove that it has these bytes. It is
+	// Leaving reports whether the copy is withdrawn. The server sends no withdrawn copy, and ends its sends:
+	// the copy may be deleted at any time, and no other node may use its bytes for a proof. Leaving is
 	// called for each piece of a send.
 	Leaving(diskName string, id ident.ID) bool
 	// DeclaredUUID returns the uuid of the declared generation of an image; false if no
@@ -71,10 +71,9 @@ func NewServer(cache *StateCache, node Node) *Server {
 
 const downloadPath = "/v1/images/{name}/download"
 
-// Handler serves the routes in the package comment. When the context
-// of a request ends, its long poll or send ends immediately; at a shutdown, the BaseContext of the
-// http.Server ends all of them. The handler extends the write timeout of the http.Server for
-// responses that take longer.
+// Handler returns the handler of the routes in the package comment. When the context of a request ends, its
+// long poll or send ends immediately. At a shutdown, the caller ends the BaseContext of the http.Server, and
+// thus all requests. The handler extends the write timeout of the http.Server for long responses.
 func (s *Server) Handler() http.Handler {
 	mux := http.NewServeMux()
 	for pattern, h := range map[string]handler{
@@ -158,8 +157,8 @@ func (s *Server) waitForChange(w http.ResponseWriter, r *http.Request, etag stri
 		current, _ := s.cache.latest()
 		return current
 	}
-	// The write timeout of the http.Server runs since the request arrived. If the
-	// deadline cannot be set there is no timeout.
+	// The write timeout of the http.Server runs since the request arrived, so it must be extended. An error
+	// means that there is no timeout.
 	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(wait + stateTimeout))
 	ctx, cancel := context.WithTimeout(r.Context(), wait)
 	defer cancel()

@@ -53,7 +53,7 @@ func (s *Scanner) Object(field func(key string) error) error {
 		if err != nil {
 			return err
 		}
-		if err := field(key.(string)); err != nil { // the Decoder accepts no other keys
+		if err := field(key.(string)); err != nil { // the Decoder rejects keys that are not strings
 			return err
 		}
 	}
@@ -96,7 +96,7 @@ func (s *Scanner) Skip() error {
 		case depth == 0:
 			return nil
 		case depth > maxNesting:
-			return fmt.Errorf("the depth is more than %d", maxNesting)
+			return fmt.Errorf("a value has more than %d levels", maxNesting)
 		}
 	}
 }
