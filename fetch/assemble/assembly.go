@@ -11,15 +11,15 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
-// Sink receives the bytes of an image in order. *disk.Part implements it. Another one gets only zeros and whole chunks, so
-// that the plan has to be by a chunk manifest without seeds, or of a single chunk.
+// Sink receives the bytes of an image in order. *disk.Part implements it. Another Sink gets only zeros and whole chunks. Its
+// plan must be by a chunk manifest without seeds, or of a single chunk.
 type Sink interface {
 	// AppendChunk and AppendZeros are those of disk.Part.
 	AppendChunk(buf []byte, length int64, hash disk.ChunkHash) ([]byte, error)
 	AppendZeros(length int64) error
 }
 
-// ChunkFunc is a Sink that passes each chunk to a function, nil for zeros. The function must not keep it.
+// ChunkFunc is a Sink that passes each chunk to a function, nil for zeros. The function must not keep the chunk.
 type ChunkFunc func(chunk []byte) error
 
 // AppendChunk implements Sink.
@@ -40,20 +40,20 @@ type Assembly struct {
 	Health     *Health // of the providers
 	// Window returns how many bytes may be requested, or received and not yet appended.
 	Window func() int64
-	// ReserveAfter is after how long without a byte from the other providers those of the Reserve are used, too. 0: at once,
-	// but only while no other one is free.
+	// ReserveAfter is the time without a byte from the other providers after which providers of the Reserve are used, too. 0:
+	// they are used at once, but only while no other provider is free.
 	ReserveAfter time.Duration
-	// Patience is after how long without a usable provider the transfer fails; 0: it never does for this reason.
+	// Patience is the time without a usable provider after which the transfer fails; 0: it never fails for this reason.
 	Patience time.Duration
-	// Failed is called after a failure of a provider. Its error ends the transfer. nil: no failure does.
+	// Failed is called after a failure of a provider. If it returns an error, the transfer ends. nil: no failure ends it.
 	Failed   func(c Candidate, err error) error
 	Progress *fetch.Progress
 
-	part *disk.Part // the Sink; nil: it is another one
+	part *disk.Part // the Sink; nil: the Sink is no partial file
 	at   int64      // offset of the next byte for the Sink
 
 	// For the goroutine of Run:
-	local   []*run // planned, but not yet appended, in order: those with bytes on this node
+	local   []*run // planned runs with bytes on this node that are not yet appended, in order
 	planned bool   // all runs are planned
 	spare   []byte // a buffer for moved chunks
 	readErr error  // the reason why Read failed
@@ -63,8 +63,8 @@ type Assembly struct {
 }
 
 // Run appends all bytes of the plan from an offset on. When ctx ends, it returns within one read. The errors are those of
-// the Sink, of Failed, and of Health.NoProvider. After one of the last two, no requests begin, and Run appends what
-// comes before the first segment that none of them delivers.
+// the Sink, of Failed, and of Health.NoProvider. After an error of Failed or NoProvider, no requests begin. Run then appends
+// what precedes the first segment that no running request delivers, and returns the error.
 func (a *Assembly) Run(ctx context.Context, offset int64) error {
 	sending, cancel := context.WithCancel(ctx)
 	defer func() {
@@ -123,7 +123,7 @@ func (a *Assembly) planAhead() error {
 	return nil
 }
 
-// appendNext appends the next bytes, of which there are length until the end of the chunk of the partial file.
+// appendNext appends bytes of the present chunk of the partial file, at most the length bytes that are left of the chunk.
 func (a *Assembly) appendNext(ctx context.Context, length int64) error {
 	s, limit := a.queue.first(a.at)
 	if s != nil {
@@ -142,7 +142,7 @@ func (a *Assembly) appendNext(ctx context.Context, length int64) error {
 	return a.readInto(ctx, length)
 }
 
-// advance counts appended bytes, unless there was an error.
+// advance counts appended bytes, unless err is an error. It returns err.
 func (a *Assembly) advance(length int64, err error) error {
 	if err == nil {
 		a.at += length
@@ -150,7 +150,7 @@ func (a *Assembly) advance(length int64, err error) error {
 	return err
 }
 
-// appendReceived appends a segment from a provider. A chunk needs no copy.
+// appendReceived appends a segment from a provider. It appends a whole chunk without copying its bytes.
 func (a *Assembly) appendReceived(ctx context.Context, s *segment, length int64) error {
 	hash, ok := s.Hash.(disk.ChunkHash)
 	if !ok {
@@ -164,7 +164,7 @@ func (a *Assembly) appendReceived(ctx context.Context, s *segment, length int64)
 	return a.advance(length, err)
 }
 
-// appendFromSeed appends a chunk that a seed has at the same place, without a copy where the file system can.
+// appendFromSeed appends a chunk that a seed has at the same place. The file system shares the blocks if it can.
 func (a *Assembly) appendFromSeed(r *run, length int64) error {
 	n := a.at / disk.ChunkSize
 	hash, err := r.seed.Manifest.Hash(n)
@@ -177,7 +177,7 @@ func (a *Assembly) appendFromSeed(r *run, length int64) error {
 	return a.advance(length, err)
 }
 
-// appendMoved appends a chunk whose bytes are in seeds at other places, after it has verified it.
+// appendMoved appends a chunk whose bytes are in seeds at other places, after it has verified the chunk.
 func (a *Assembly) appendMoved(length int64) error {
 	list, n := a.Plan.list.(*chunks), a.Plan.at(a.at)
 	hash, err := list.manifest.Hash(n)
@@ -197,8 +197,8 @@ func (a *Assembly) appendMoved(length int64) error {
 	return a.advance(length, err)
 }
 
-// fetchDamaged requests the segments that the damaged or unreadable chunk of a seed at the present offset has. Those
-// after it are still read from the seed.
+// fetchDamaged reports the chunk of a seed at the present offset as damaged or unreadable. It requests the segments of run r
+// in this chunk. Later segments are still read from the seed.
 func (a *Assembly) fetchDamaged(r *run) error {
 	n := (r.from + a.at - r.offset) / disk.ChunkSize
 	r.seed.damaged(n)
@@ -263,7 +263,7 @@ func (r *reader) read(p []byte) (int, error) {
 		clear(p)
 		return len(p), nil
 	case fromSeed:
-		n, _ := from.seed.verified.ReadAt(p, from.from+r.at-from.offset) // whatever the error is, the bytes can be fetched
+		n, _ := from.seed.verified.ReadAt(p, from.from+r.at-from.offset) // after any error, the bytes can be fetched
 		if n == 0 {
 			return 0, r.fetchDamaged(from)
 		}
@@ -272,7 +272,7 @@ func (r *reader) read(p []byte) (int, error) {
 	return r.readRepeated(p, from)
 }
 
-// readRepeated reads a segment back from the partial file. It requests it if it is not there after all.
+// readRepeated reads a segment back from the partial file. It requests the segment if the partial file has other bytes there.
 func (r *reader) readRepeated(p []byte, from *run) (int, error) {
 	hash, err := r.Plan.hash(from.first)
 	if err != nil {

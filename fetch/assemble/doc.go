@@ -13,34 +13,34 @@
 //	plan -> queue -> request to the least busy provider -> body, through the decorators of its provider
 //	     -> compared with the hash -> queue -> partial file
 //
-// One goroutine, that of Run, plans ahead and appends to the Sink, in order: a chunk without a copy where that is possible,
-// other pieces through a reader. A second one, the scheduler, gives the next segments to providers. Each request is a
-// goroutine of its own, which ends with its request.
+// The goroutine of Run plans ahead and appends to the Sink in order: whole chunks without copying their bytes where that is
+// possible, other pieces through a reader. A second goroutine, the scheduler, gives the next segments to providers. Each
+// request has its own goroutine, which ends with the request.
 //
 // # Promises
 //
-//  1. A missing segment with a hash is appended only if it matches. Bytes of a seed are compared with the seed's own chunk
-//     manifest. Bytes that an index says to be in a seed are compared with the hash of the segment, if the
-//     plan is by a chunk manifest (FindMoved). The digest of the whole file decides in any case.
-//  2. At most Window bytes are requested, or received and not appended. A request that is longer waits while the window is
-//     full. The memory does not depend on the size of the image.
-//  3. Each missing byte is received once, except for: the segment that a failing request was receiving; what was not
-//     appended when the process ends; and the segment for which Run waits, which another provider may be asked for, too, when
-//     it could have delivered it in the meantime. The slower one then loses its request, so that none can hold up the transfer.
-//  4. A provider that fails is left alone for a while, and longer after each further failure (Health). A busy one is asked
-//     again when it has said. Candidates of the reserve send only what the others do not.
+//  1. A missing segment with a hash is appended only if it matches the hash. Bytes of a seed are compared with the chunk
+//     manifest of the seed. If the plan is by a chunk manifest, bytes that an index finds in a seed (FindMoved) are also
+//     compared with the hash of the segment. The digest of the whole file decides in any case.
+//  2. At most Window bytes are requested, or received and not appended. A longer request waits while the window is full.
+//     The memory does not depend on the size of the image.
+//  3. Each missing byte is received once, with three exceptions: the segment that a failing request was receiving; what was
+//     not appended when the process ended; and the segment for which Run waits. A second provider is asked for that segment,
+//     too, if it could have delivered it in the meantime. The slower request is cancelled, so no provider holds up the transfer.
+//  4. A provider that fails is not used for a while, and for longer after each further failure (Health). A busy provider is
+//     asked again after the time that it has named. Candidates of the reserve send only what the other candidates do not.
 //  5. Seeds are only read. A damaged or unreadable chunk of a seed is reported and fetched.
 //
 // # Decorators
 //
-// Counted and Limited change a Provider, each in one respect. A new provider needs Open only, which ends a request that
-// stalls, and gets accounting and limits from them, and retries and backoff from the Health.
+// Counted and Limited change a Provider, each in one respect. A new provider implements only Open, whose bodies end if they
+// stall. Counted adds accounting, Limited a limit of the rate, and Health retries and backoff.
 //
 // # Reading order
 //
 //	provider.go   Provider, Candidate, decorators
 //	health.go     Health: failures and backoff
-//	plan.go       Segment, Plan, the plan by a chunk manifest; index.go: that by an index; seed.go: copies on this node
+//	plan.go       Segment, Plan, the plan by a chunk manifest; index.go: the plan by an index; seed.go: copies on this node
 //	moved.go      content at other places in seeds, for a plan by a chunk manifest
 //	assembly.go   Assembly: plan, append in order
 //	queue.go      the missing segments, and the window

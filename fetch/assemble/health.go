@@ -15,14 +15,14 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 )
 
-// Health is what is known about the providers of transfers, by their names. A failure has a backoff: First, and twice as
-// long after each further failure in a row, up to Max. It is for one transfer at a time.
+// Health is what is known about the providers of transfers, by their names. After a failure, a provider has a backoff: First,
+// and twice as long after each further failure in a row, up to Max. A Health is for one transfer at a time.
 type Health struct {
 	First, Max time.Duration
-	// Useful is how many bytes of a broken connection show that the provider works, so that it has no backoff.
+	// Useful is how many bytes a connection must deliver before it breaks, to show that the provider works and needs no backoff.
 	Useful int64
-	// Tries is after how many failures in a row a provider is not used any more; 0: it is always tried again. Only a broken
-	// connection, or a server that serves fewer requests at a time, is worth more than one.
+	// Tries is the number of failures in a row after which a provider is not used any more; 0: it is always tried again. There
+	// is one try only, except after a broken connection, and for a server that is known to limit the requests at a time.
 	Tries int
 
 	records map[string]*record
@@ -37,9 +37,9 @@ type record struct {
 	busy     bool      // the last response was a Busy
 	invalid  bool      // the provider has sent wrong bytes
 	ended    bool      // the provider is not used any more
-	requests int       // at a time: it rejected more; 0: not known
-	// pace is the time for disk.ChunkSize bytes, as it was lately; 0: not known. Each segment has half the weight of the
-	// following one.
+	requests int       // how many at a time the provider serves, because it rejected more; 0: not known
+	// pace is the recent time for disk.ChunkSize bytes; 0: not known. It is a mean in which each segment has half the weight
+	// of the following segment.
 	pace time.Duration
 }
 
@@ -62,16 +62,16 @@ func (h *Health) of(name string) *record {
 // Available reports whether a provider may be used now.
 func (h *Health) Available(name string) bool { return h.of(name).available() }
 
-// SentWrongBytes reports whether a provider has done so.
+// SentWrongBytes reports whether a provider has sent wrong bytes.
 func (h *Health) SentWrongBytes(name string) bool { return h.of(name).invalid }
 
 // Ended reports whether a provider is not used any more.
 func (h *Health) Ended(name string) bool { return h.of(name).ended }
 
-// Note records why a provider is of no use now. It may be used all the same.
+// Note records why a provider is of no use now. The provider stays available.
 func (h *Health) Note(name string, err error) { h.of(name).err = err }
 
-// Fail records a failure outside an assembly. invalid: it sent wrong bytes.
+// Fail records a failure outside an assembly. invalid means that the provider sent wrong bytes.
 func (h *Health) Fail(name string, err error, invalid bool) {
 	r := h.of(name)
 	r.invalid = r.invalid || invalid
@@ -83,7 +83,7 @@ func (r *record) available() bool { return !r.ended && !time.Now().Before(r.retr
 var (
 	// errSlow ends a request because another provider was asked for the same segment later, and delivered it first.
 	errSlow = errors.New("much slower than the other sources")
-	// errNotNeeded ends such a second request because the first one delivered, and a request that is in the way of another one.
+	// errNotNeeded ends a second request whose segment the first request delivered, and a request that must yield to another.
 	errNotNeeded = errors.New("another request was faster")
 )
 
@@ -106,7 +106,7 @@ func (h *Health) fail(r *record, err error, delivered int64) {
 	r.ended = h.Tries > 0 && (r.failures >= h.Tries || !dropped && (r.requests == 0 || !isOverload(err)))
 }
 
-// isOverload reports whether a server may accept the same request when it serves fewer others.
+// isOverload reports whether a server may accept the same request later, when it serves fewer other requests.
 func isOverload(err error) bool {
 	failed, ok := errors.AsType[*fetch.Error](err)
 	return ok && failed.RetryAfter == 0 && (failed.Class == fetch.Network || failed.Class == fetch.Dropped)

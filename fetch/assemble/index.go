@@ -17,17 +17,17 @@ type items struct {
 	*caibx.Table
 	seeds []*seed
 
-	located  int64              // items before this one have been located; the last of them is before
-	before   caibx.Item         // the item before
-	previous location           // of before
-	zeroIDs  map[int64]caibx.ID // of the lengths that may be items of zeros
+	located  int64              // 1 + the number of the last located item
+	before   caibx.Item         // the last located item
+	previous location           // of the last located item
+	zeroIDs  map[int64]caibx.ID // ids of zeros, by length: for lengths that items of zeros may have
 }
 
 // maxZeroIDs is the number of lengths for which the id of zeros is computed. An index needs two or three.
 const maxZeroIDs = 8
 
-// ByIndex returns the plan of the image that part becomes, with an index. An item is zeros, or in a seed, or repeated, or
-// missing. A seed without an index is left out. The error is one of ctx. The caller closes the Plan and the index.
+// ByIndex returns the plan by an index of the image that part becomes. An item is zeros, in a seed, repeated, or missing. A
+// seed without an index is left out. An error is the cause of ctx. The caller closes the Plan and the index.
 func ByIndex(ctx context.Context, part *disk.Part, index *caibx.Table, all []Seed) (*Plan, error) {
 	seeds := newSeeds(all)
 	if err := openIndexes(ctx, part, seeds, index.Header(), true); err != nil {
@@ -36,8 +36,8 @@ func ByIndex(ctx context.Context, part *disk.Part, index *caibx.Table, all []See
 	return &Plan{list: newItems(index, seeds), seeds: seeds}, nil
 }
 
-// ByIndexes is ByIndex for seeds of which only the indexes are at hand: the plan supports only Survey and Missing. It
-// ignores an index with another header.
+// ByIndexes returns the plan by an index with the indexes of seeds, without their bytes. The plan supports only Survey and
+// Missing. ByIndexes ignores tables with another header than the index.
 func ByIndexes(index *caibx.Table, tables ...*caibx.Table) *Plan {
 	var seeds []*seed
 	for _, t := range tables {
@@ -73,10 +73,10 @@ type itemHash struct {
 // Matches implements Hash.
 func (h itemHash) Matches(segment []byte) bool { return h.digest.Check(segment, h.id) == nil }
 
-// locate prefers the same offset in a seed: its blocks can be shared. The next best is the item after the one before,
-// which is read in order.
+// locate prefers the same offset in a seed, because blocks can be shared there. The second choice is the item in a seed that
+// follows the previously located item, because the seed is then read in order.
 func (l *items) locate(n int64, _ Segment) (location, error) {
-	if n != l.located-1 { // else it did not continue the run before
+	if n != l.located-1 { // equal: the item did not continue the previous run, and is located again
 		i := l.Item(n)
 		l.located, l.previous, l.before = n+1, l.find(n, i), i
 	}
@@ -111,13 +111,14 @@ func (l *items) find(n int64, i caibx.Item) location {
 	return location{place: missing}
 }
 
-// follows reports whether an item at here is the one after the previous one in the same seed.
+// follows reports whether the location here directly follows the last located item in the same seed.
 func (l *items) follows(here location) bool {
 	return l.previous.seed == here.seed && l.previous.from+l.before.Length == here.from
 }
 
-// isZero reports whether the item is one of zeros. To compute the id of zeros costs as much as to hash them, so it is
-// computed only for lengths that runs of zeros have: the greatest one, that of two equal items in a row, and the last one.
+// isZero reports whether the item i is zeros. To compute the id of zeros costs as much as to hash them. Therefore isZero
+// computes it only for lengths in runs of zeros: the greatest length, that of two equal items in a row, and that of the last
+// item.
 func (l *items) isZero(n int64, i caibx.Item) bool {
 	h := l.Header()
 	id, known := l.zeroIDs[i.Length]
@@ -134,25 +135,26 @@ func (l *items) isZero(n int64, i caibx.Item) bool {
 }
 
 const (
-	// maxImage is more than any image has.
+	// maxImage is more bytes than any image has.
 	maxImage = 1 << 60
-	// minMeanItem limits the size of an index, and the time for it: it has 40 bytes for each item.
+	// minMeanItem is the least mean length of items. It limits the size of an index, which has 40 bytes for each item, and
+	// the time to use the index.
 	minMeanItem = 512
-	// fewItems is the number of items that may be smaller.
+	// fewItems is the number of items that an index may have in addition to that.
 	fewItems = 1 << 16
-	// IndexShare is the part of the free space that the file of an index may take. The copy with the table takes up to a
-	// third more. Both are the free space of the next index: that of the image, or of a seed.
+	// IndexShare: the file of an index may take 1/IndexShare of the free space. Its table, another file, takes up to a third
+	// more than the index. Both reduce the free space for the next index, of the image or of a seed.
 	IndexShare = 8
 )
 
-// IndexLimits returns the limits of the index of an image of at most size bytes; 0: any size.
+// IndexLimits returns the limits of the index of an image of at most size bytes; 0 means any size.
 func IndexLimits(size int64) caibx.Limits {
 	return caibx.Limits{Image: cmp.Or(size, maxImage), Chunk: minMeanItem}
 }
 
-// LoadIndex returns the table of the index of a partial file, which has an image of at most size bytes; 0: any size. The
-// error is fs.ErrNotExist, a *caibx.FormatError for an index that cannot be used, or one of the disk. The caller closes
-// the table.
+// LoadIndex returns the table of the index of a partial file. The image may have at most size bytes; 0 means any size. The
+// error is fs.ErrNotExist, a *caibx.FormatError for an index that cannot be used, or an error of the disk. The caller
+// closes the table.
 func LoadIndex(part *disk.Part, size int64) (*caibx.Table, error) {
 	f, err := part.Index()
 	if err != nil {
@@ -161,7 +163,7 @@ func LoadIndex(part *disk.Part, size int64) (*caibx.Table, error) {
 	return ReadIndex(f, size, part.TempFile)
 }
 
-// ReadIndex returns the table of the index in f, as LoadIndex does. The table is in a file that temp returns. It closes f.
+// ReadIndex returns the table of the index in f, as LoadIndex does, and closes f. The table is in a file that temp returns.
 func ReadIndex(f *os.File, size int64, temp func() (*os.File, error)) (*caibx.Table, error) {
 	t, err := newTable(f, IndexLimits(size), temp)
 	if err != nil {
@@ -170,11 +172,11 @@ func ReadIndex(f *os.File, size int64, temp func() (*os.File, error)) (*caibx.Ta
 	reason := ""
 	switch h := t.Header(); {
 	case h.Max > caibx.MaxCut: // casync accepts it, but it would take too much memory here
-		reason = fmt.Sprintf("chunks of up to %d bytes are not supported: at most %d are", h.Max, caibx.MaxCut)
+		reason = fmt.Sprintf("chunks of up to %d bytes are not supported: the limit is %d bytes", h.Max, caibx.MaxCut)
 	case t.Len() > t.ImageSize()/minMeanItem+fewItems:
 		reason = fmt.Sprintf("chunks of less than %d bytes on average are not supported", minMeanItem)
 	case t.Len() == 0:
-		reason = "it is of an empty file"
+		reason = "it describes an empty file"
 	default:
 		return t, nil
 	}

@@ -8,9 +8,9 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk/caibx"
 )
 
-// FindMoved lets a plan by a chunk manifest find bytes in the seeds at any place, by the index of the image that part becomes,
-// and those of the seeds. cut: a seed without an index may be read to cut it. It closes the index if it returns an error,
-// which is one of ctx.
+// FindMoved makes a plan by a chunk manifest find chunks in the seeds at any place, by the indexes of the seeds and of the
+// image that part becomes. With cut, it may cut a seed without an index, which reads the whole seed. An error is the cause
+// of ctx; then FindMoved has closed the index.
 func (p *Plan) FindMoved(ctx context.Context, part *disk.Part, index *caibx.Table, cut bool) error {
 	if err := openIndexes(ctx, part, p.seeds, index.Header(), cut); err != nil {
 		return errors.Join(err, index.Close())
@@ -34,8 +34,8 @@ func (c *chunks) hasMoved(s Segment) bool {
 	return err == nil
 }
 
-// readMoved reads the bytes of a chunk for which hasMoved was true. disk.ErrDamaged: they are not there after all, or cannot
-// be read. They have to be verified, because nobody has compared the index with the image.
+// readMoved reads the bytes of a chunk for which hasMoved was true. It returns disk.ErrDamaged if the bytes are not there
+// after all, or cannot be read. The caller verifies the bytes, because nobody has compared the index with the image.
 func (c *chunks) readMoved(chunk []byte, s Segment) error {
 	clear(chunk)
 	err := caibx.CatchFaults(func() error {
@@ -49,7 +49,7 @@ func (c *chunks) readMoved(chunk []byte, s Segment) error {
 	return err
 }
 
-// each calls f for the items that are not zeros of a segment, with the bytes that are in it, until there is an error.
+// each calls f for each item in a segment that is not zeros, with the range of its bytes in the segment. It stops at an error.
 func (l *items) each(s Segment, f func(i caibx.Item, from, to int64) error) error {
 	n := l.At(s.Offset)
 	for at := s.Offset; at < s.End(); n++ {

@@ -10,7 +10,7 @@ import (
 // Segment is a part of an image.
 type Segment struct {
 	Offset, Length int64
-	Hash           Hash // nil: not known, so that the bytes are not verified one segment at a time
+	Hash           Hash // nil: not known, so the segment is not verified when it arrives
 }
 
 // End returns the offset after the segment.
@@ -27,7 +27,7 @@ type place uint8
 const (
 	zeros    place = iota
 	fromSeed       // from an offset in a seed
-	moved          // from seeds, in pieces that an index finds, so that they have to be verified
+	moved          // from seeds, in pieces that an index finds; the segment must then be verified
 	repeated       // from an offset in the partial file
 	missing        // from a provider
 )
@@ -42,19 +42,20 @@ type location struct {
 // run is a part of the image whose bytes come from one place.
 type run struct {
 	location
-	first, end    int64 // the segments from first to before end
-	offset, limit int64 // the bytes from offset to before limit
+	first, end    int64 // the segments [first, end)
+	offset, limit int64 // the bytes [offset, limit)
 }
 
 const (
-	// maxRun limits the time of one call of next, and maxMissingRun the memory for the segments of a run.
+	// maxRun limits the segments of a run, and thus the time of nextRun. maxMissingRun limits those of a missing run, and thus
+	// their memory.
 	maxRun, maxMissingRun = 1 << 16, 1 << 10
 )
 
-// list is the segments of an image, and the places where this node has them. They follow each other without a gap.
+// list has the segments of an image, and the places where this node has them. The segments leave no gaps.
 type list interface {
 	len() int64
-	// at returns the number of the segment that contains an offset.
+	// at returns the number of the segment that contains an offset, or len at the end of the image.
 	at(offset int64) int64
 	// extent returns a segment without its hash.
 	extent(n int64) Segment
@@ -68,10 +69,10 @@ type list interface {
 type Plan struct {
 	list
 	next  int64   // the first segment without a run
-	seeds []*seed // whose indexes Close closes
+	seeds []*seed // Close closes their indexes
 }
 
-// Close closes the indexes of the seeds, and that of FindMoved.
+// Close closes the indexes of the seeds, and the index of FindMoved.
 func (p *Plan) Close() {
 	closeSeeds(p.seeds)
 	if c, ok := p.list.(*chunks); ok && c.moved != nil {
@@ -116,7 +117,7 @@ func (p *Plan) nextRun() (*run, error) {
 	return r, nil
 }
 
-// continues reports whether a segment at l is the next one of r.
+// continues reports whether the next segment s, at the location l, belongs to the run r.
 func (r *run) continues(l location, s Segment) bool {
 	switch {
 	case l.place != r.place || l.place == repeated:
@@ -132,7 +133,7 @@ type Survey struct {
 	Index   int64 // of the index
 	Size    int64 // of the image
 	Data    int64 // of the segments that are not zeros
-	Missing int64 // of the segments from the providers. One that is in the image several times counts once
+	Missing int64 // of the segments from the providers; a repeated item of an index counts once
 }
 
 // Survey counts the bytes of the image, and those that are missing from an offset on.
@@ -194,8 +195,8 @@ func (s single) hash(int64) (Hash, error) { return s.Hash, nil }
 
 func (s single) locate(int64, Segment) (location, error) { return location{place: missing}, nil }
 
-// Blocks returns the plan of an image of size bytes in blocks of one length, the last of which may be shorter. A block is missing
-// if isMissing says so, else zeros. Nothing is known about the bytes, so that the providers have to verify them.
+// Blocks returns the plan of an image of size bytes in blocks of one length; the last block may be shorter. A block is missing
+// if isMissing says so, else zeros. The blocks have no hashes, so the providers have to verify the bytes.
 func Blocks(size, length int64, isMissing func(n int64) bool) *Plan {
 	return &Plan{list: blocks{size, length, isMissing}}
 }
@@ -222,8 +223,8 @@ func (b blocks) locate(n int64, _ Segment) (location, error) {
 	return location{place: zeros}, nil
 }
 
-// ByManifest returns the plan of the image with a chunk manifest. A chunk is zeros, or that of a seed at the same place, or
-// missing; or moved, after FindMoved. The caller closes the Plan and the manifest.
+// ByManifest returns the plan of the image with a chunk manifest. A chunk is zeros, in a seed at the same place, or missing.
+// After FindMoved, it can also be moved. The caller closes the Plan and the manifest.
 func ByManifest(m *disk.Manifest, seeds ...Seed) *Plan {
 	opened := newSeeds(seeds)
 	return &Plan{list: &chunks{manifest: m, seeds: opened}, seeds: opened}
@@ -246,7 +247,7 @@ func (c *chunks) extent(n int64) Segment {
 
 func (c *chunks) hash(n int64) (Hash, error) { return c.manifest.Hash(n) }
 
-// locate compares the hashes of the manifests. If they are of another algorithm, a seed has no chunk.
+// locate compares the hashes in the manifests. A seed whose hashes are of another algorithm has no chunk of the image.
 func (c *chunks) locate(n int64, s Segment) (location, error) {
 	zero, err := c.manifest.IsZero(n)
 	if err != nil || zero {

@@ -20,18 +20,18 @@ type Provider interface {
 // Candidate is a provider that an assembly may use, and how.
 type Candidate struct {
 	Provider
-	Name string // of its health; also in the error of a transfer without a usable provider
-	// Host serves one request of all its providers at a time, unless the provider has Limits.
+	Name string // in the Health, and in the error of a transfer without a usable provider
+	// Host serves one request at a time, for all its providers together, unless the provider has Limits.
 	Host string
 	// Limits returns how many requests may run at a time, and their length in bytes. nil: one, with the bytes that the
 	// provider sends in half a second.
 	Limits func() (requests int, length int64)
-	// Reserve: the provider is read if the others deliver nothing, see Assembly.ReserveAfter.
+	// Reserve: the provider is read only if the others deliver nothing, see Assembly.ReserveAfter.
 	Reserve bool
-	// Invalid returns the error for a segment of which the provider sent other bytes.
+	// Invalid returns the error for a segment that does not match its hash.
 	Invalid func(s Segment) error
-	// Delivered is called for each segment that was right and still missing, with the body that had it. nil: nobody
-	// wants to know. It must not block, and is called concurrently.
+	// Delivered is called for each right segment that was still missing, with the body that delivered it. It may be nil.
+	// It must not block, and is called concurrently.
 	Delivered func(body io.ReadCloser)
 }
 
@@ -52,7 +52,7 @@ type body struct {
 // Close implements io.Closer.
 func (b body) Close() error { return b.close() }
 
-// decorated returns p with other bodies.
+// decorated returns a Provider like p, whose bodies are read through the result of reader.
 func decorated(p Provider, reader func(ctx context.Context, r io.Reader) io.Reader) Provider {
 	return Open(func(ctx context.Context, from, to int64) (io.ReadCloser, error) {
 		b, err := p.Open(ctx, from, to)
@@ -68,7 +68,7 @@ func Counted(p Provider, counters ...*atomic.Int64) Provider {
 	return decorated(p, func(ctx context.Context, r io.Reader) io.Reader { return fetch.CountReader(ctx, r, counters...) })
 }
 
-// Limited limits the rate of p. Providers with the same limiter share it. nil: there is no limit.
+// Limited limits the rate of p. Providers with the same limiter share its rate. A nil limiter means no limit.
 func Limited(p Provider, l *rate.Limiter) Provider {
 	return decorated(p, func(ctx context.Context, r io.Reader) io.Reader { return fetch.RateLimitReader(ctx, r, l) })
 }

@@ -18,18 +18,18 @@ const (
 	maxSegments = 4 << 10
 )
 
-// queue has the segments that are missing, in order: requested, received, or next. Requests deliver them in any order,
+// queue has the missing segments in order: received, requested, or not yet requested. Requests deliver segments in any order,
 // and the goroutine of Run removes them in order.
 type queue struct {
 	window   func() int64
-	progress clock // of the last segment, from any place, and of events that explain why there is none
+	progress clock // time of the last segment from any place, or of an event that explains a delay
 
 	mu       sync.Mutex
 	changed  chan struct{} // closed, and replaced, when anything changed
 	segments []*segment
-	fresh    int64 // bytes of those that were never requested
-	returned int64 // bytes of those that were requested in vain
-	received int64 // bytes of those that were received
+	fresh    int64 // bytes of segments that were never requested
+	returned int64 // bytes of segments that were requested in vain
+	received int64 // bytes of segments that were received
 	running  []*request
 	ended    []*request // whose results the scheduler has not seen
 
@@ -45,7 +45,7 @@ type queue struct {
 type segment struct {
 	Segment
 	buf       []byte   // its verified bytes; nil: not received
-	requested bool     // it was requested before, so that it has its place in the window
+	requested bool     // it was requested before, and has its place in the window
 	done      bool     // it was received
 	by        *request // nil: nothing requests it now
 	second    *request // another request for the same segment; nil: there is none
@@ -73,7 +73,7 @@ func (q *queue) start(window func() int64) {
 	q.progress.start(time.Now())
 }
 
-// fail ends the wait for segments that nothing requests now.
+// fail ends the wait for a segment that no running request delivers: await returns err.
 func (q *queue) fail(err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -94,7 +94,7 @@ func (q *queue) wantsMore() bool {
 	return q.fresh < 2*maxRequest && len(q.segments) < maxSegments
 }
 
-// add adds the segments from first to before end of a plan: at the end, or as the next ones.
+// add adds the segments [first, end) of a plan to the end of the queue, or with asNext to its beginning.
 func (q *queue) add(p *Plan, first, end int64, asNext bool) error {
 	added := make([]*segment, 0, end-first)
 	length := int64(0)
@@ -119,7 +119,7 @@ func (q *queue) add(p *Plan, first, end int64, asNext bool) error {
 	return nil
 }
 
-// first returns the segment that contains an offset. nil: a place on this node has the bytes until limit at least.
+// first returns the missing segment that contains an offset. nil: this node has the bytes from the offset to limit.
 func (q *queue) first(offset int64) (s *segment, limit int64) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -132,7 +132,7 @@ func (q *queue) first(offset int64) (s *segment, limit int64) {
 	return q.segments[0], 0
 }
 
-// await waits until the first segment is received.
+// await waits until s, the first segment, is received.
 func (q *queue) await(ctx context.Context, s *segment) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -142,7 +142,7 @@ func (q *queue) await(ctx context.Context, s *segment) error {
 		}
 		if q.waitingSince.IsZero() {
 			q.waitingSince = time.Now()
-			q.notify() // the scheduler may request it a second time later
+			q.notify() // the scheduler may later request the segment a second time
 		}
 		if err := q.wait(ctx); err != nil {
 			return err
@@ -198,7 +198,7 @@ func (q *queue) buffer(s *segment) []byte {
 // pieces has buffers of segments that are no chunks.
 var pieces sync.Pool
 
-// isChunk reports whether the segment is appended as a chunk, in a buffer for that.
+// isChunk reports whether the segment is appended as a whole chunk, which needs a buffer of disk.NewChunkBuffer.
 func (s *segment) isChunk() bool {
 	_, ok := s.Hash.(disk.ChunkHash)
 	return ok
@@ -217,9 +217,8 @@ func (q *queue) recycle(s *segment, buf []byte) {
 	}
 }
 
-// reserved returns the bytes of the window that are in use: those of received segments, those that were requested in vain,
-// and those that requests still have to receive. A request that is longer than the window waits while it is full. The caller
-// holds mu.
+// reserved returns the bytes of the window that are in use: received segments, segments that were requested in vain, and
+// what running requests still have to receive. One request counts at most as the whole window. The caller holds mu.
 func (q *queue) reserved() int64 {
 	sum := q.received + q.returned
 	for _, r := range q.running {
@@ -228,8 +227,8 @@ func (q *queue) reserved() int64 {
 	return sum
 }
 
-// next returns the next segments for one request of about length bytes: those that a failed request did not deliver, else
-// those that come next, if the window has room for half of its size. The caller holds mu.
+// next returns the next free segments in a row for one request of about length bytes. Segments that a failed request did not
+// deliver have their place in the window. Others need room for all their bytes, or for half of the window. The caller holds mu.
 func (q *queue) next(length int64) []*segment {
 	if q.returned == 0 && (q.fresh == 0 || q.reserved() >= q.window()) {
 		return nil
@@ -264,8 +263,8 @@ func (q *queue) assign(r *request) {
 	q.running = append(q.running, r)
 }
 
-// begin waits until the window has room for a segment, and returns a buffer for it; nil: the request must not receive it any
-// more.
+// begin waits until the window has room for a segment, and returns a buffer for the segment. It returns nil if the request
+// must not receive the segment any more.
 func (q *queue) begin(ctx context.Context, r *request, s *segment) ([]byte, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -285,9 +284,9 @@ func (q *queue) begin(ctx context.Context, r *request, s *segment) ([]byte, erro
 	}
 }
 
-// yield ends a request that waits for room in the window, if nothing requests the first segment. Without that segment nothing
-// is appended, so that there would never be room, and the request may be the only one that its provider serves. The caller
-// holds mu.
+// yield ends a request that waits for room in the window, if no request has the first segment. Without that segment nothing
+// is appended, so there would never be room. The waiting request may be the only request that its provider serves. The
+// caller holds mu.
 func (q *queue) yield() {
 	if len(q.segments) == 0 || q.segments[0].by != nil || q.segments[0].done {
 		return
@@ -330,7 +329,7 @@ func (q *queue) deliver(r *request, s *segment, buf []byte) bool {
 	return true
 }
 
-// end returns the segments that a request did not deliver.
+// end records that a request has ended, and frees the segments that it did not deliver for another request.
 func (q *queue) end(r *request) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -352,7 +351,7 @@ func (q *queue) end(r *request) {
 	q.notify()
 }
 
-// noteSuccesses records the requests that the scheduler has not seen end, because all segments were received.
+// noteSuccesses records successes of requests that ended after the scheduler, which ends when all segments are appended.
 func (q *queue) noteSuccesses() {
 	for _, r := range q.ended {
 		if r.err == nil && r.delivered > 0 {

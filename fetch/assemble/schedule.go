@@ -17,12 +17,12 @@ const (
 	maxRequests = 8
 	// maxBusyTime is the time for which a transfer waits for providers that are only busy.
 	maxBusyTime = time.Hour
-	// firstLength is the length of a request in bytes before the pace of the provider is known, and maxLength the maximum of
-	// a provider without Limits. The cost of a request is small compared to it, and little is lost when a provider fails.
+	// firstLength is the length of a request in bytes before the pace of the provider is known, and maxLength the maximum for
+	// a provider without Limits. At these lengths, a request costs little overhead, and a failing provider loses little.
 	firstLength, maxLength = 4 * disk.ChunkSize, 8 * disk.ChunkSize
-	// requestTime is how long such a request takes.
+	// requestTime is the intended duration of a request to a provider without Limits.
 	requestTime = 500 * time.Millisecond
-	// secondAfter is the least time after which the next segment is requested a second time.
+	// secondAfter is the least time after which the segment for which Run waits is requested a second time.
 	secondAfter = 200 * time.Millisecond
 )
 
@@ -31,12 +31,12 @@ type request struct {
 	candidate Candidate
 	health    *record
 	segments  []*segment
-	second    bool  // there is another request for the segment
+	second    bool  // it is the second request for its only segment
 	left      int64 // bytes that are missing of the segments; 0 if second
 	delivered int64 // bytes that were right and still missing
 	began     time.Time
-	waits     bool // for room in the window
-	others    int  // requests to the same host that ran when it ended
+	waits     bool // it waits for room in the window
+	others    int  // requests to the same host that ran when this request ended
 	cancel    context.CancelCauseFunc
 	err       error
 }
@@ -48,7 +48,7 @@ type scheduler struct {
 	readAt     time.Time // when candidates was read; zero: it has to be read again
 	activity   clock     // of the last byte from a provider that is not of the Reserve
 	busy       clock     // of the last Busy
-	reserve    bool      // the providers of the Reserve are used
+	reserve    bool      // providers of the Reserve are used now
 	sharing    int       // number of providers that share the window
 }
 
@@ -73,7 +73,7 @@ func (a *Assembly) schedule(ctx context.Context) error {
 	return nil
 }
 
-// step starts the requests that can be started now. The next step is due when changed is closed, and after wait.
+// step starts the requests that can be started now. The next step is due when changed is closed, at the latest after wait.
 func (s *scheduler) step(ctx context.Context) (changed chan struct{}, wait time.Duration, err error) {
 	if err := s.judgeEnded(); err != nil {
 		return nil, 0, err
@@ -85,7 +85,7 @@ func (s *scheduler) step(ctx context.Context) (changed chan struct{}, wait time.
 	q := &s.queue
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if len(q.ended) > 0 { // since judgeEnded: the provider may have failed
+	if len(q.ended) > 0 { // requests have ended since judgeEnded: their providers may have failed
 		return q.changed, 0, nil
 	}
 	wait = s.Health.UntilRetry()
@@ -176,7 +176,7 @@ func (s *scheduler) needsReserve() bool {
 }
 
 // nextRequest returns the next request for a provider. If there is nothing to request now, it returns the time until there
-// may be, 0 for no such time. The caller holds the mutex of the queue.
+// may be something. 0 means that no time is known. The caller holds the mutex of the queue.
 func (s *scheduler) nextRequest(candidate Candidate) (again time.Duration, r *request) {
 	r = &request{candidate: candidate, health: s.Health.of(candidate.Name)}
 	if r.segments = s.queue.next(s.length(r)); len(r.segments) > 0 {
@@ -186,7 +186,7 @@ func (s *scheduler) nextRequest(candidate Candidate) (again time.Duration, r *re
 	return s.nextSecond(r)
 }
 
-// length returns the length of the next request. It is at most half of the share of the provider in the window.
+// length returns the length of the next request. Without Limits, it is at most half of the provider's share of the window.
 func (s *scheduler) length(r *request) int64 {
 	if r.candidate.Limits != nil {
 		_, length := r.candidate.Limits()
@@ -200,9 +200,9 @@ func (s *scheduler) length(r *request) int64 {
 	return min(length, share/disk.ChunkSize*disk.ChunkSize)
 }
 
-// nextSecond requests the segment for which Run waits from another provider, too, if the request that should deliver it
-// takes much longer than the other provider needs: the first one to deliver wins, and the other one ends. So no provider
-// can hold up the transfer, and at most one segment is received twice.
+// nextSecond requests the segment for which Run waits from a second provider, if the first request takes much longer than
+// the second provider needs. The request that delivers first wins, and the other request ends. So no provider can hold up
+// the transfer, and at most one segment is received twice.
 func (s *scheduler) nextSecond(r *request) (again time.Duration, _ *request) {
 	q := &s.queue
 	if q.waitingSince.IsZero() || r.candidate.Reserve {
@@ -254,7 +254,7 @@ func (s *scheduler) receive(ctx context.Context, r *request) error {
 		}
 		data := buf[:seg.Length]
 		if _, err = io.ReadFull(in, data); err == io.EOF {
-			err = io.ErrUnexpectedEOF // the body must not end within a segment, nor before it
+			err = io.ErrUnexpectedEOF // the body must not end before the end of the segment
 		}
 		if err == nil && seg.Hash != nil && !seg.Hash.Matches(data) {
 			err = &invalidError{r.candidate.Invalid(seg.Segment)}
@@ -327,7 +327,7 @@ func (s *scheduler) judge(r *request) error {
 	if isDropped(err) && r.health.failures < fetch.MaxDrops {
 		s.queue.progress.touch() // on a slow connection, one segment may take longer than Patience
 	}
-	if r.health.busy && s.activity.since() < maxBusyTime { // after that, the other transfers of the provider probably hang
+	if r.health.busy && s.activity.since() < maxBusyTime { // after maxBusyTime, the transfers that keep the provider busy probably hang
 		s.busy.touch()
 	}
 	if s.Failed == nil {

@@ -18,8 +18,8 @@ type Seed struct {
 	Manifest *disk.Manifest // of the same copy
 	// Index is the index of the copy; nil: none. A plan may close it.
 	Index *os.File
-	// Cut allows to compute an index from the bytes if Index is nil, or has other sizes of chunks. It reads and hashes
-	// the whole copy.
+	// Cut allows a plan to compute an index from the bytes if Index is nil, or has other sizes of chunks. This reads and
+	// hashes the whole copy.
 	Cut bool
 	// Damaged is called once if the copy does not have the bytes of its manifest. It must not block.
 	Damaged func()
@@ -43,8 +43,8 @@ func newSeeds(all []Seed) (seeds []*seed) {
 	return seeds
 }
 
-// openIndexes opens the indexes of seeds with chunks of header h. A seed without one has no table. The error is that of
-// ctx.
+// openIndexes opens an index with the header h for each seed, or with mayCut cuts the seed. A seed for which both fail has no
+// table. An error is the cause of ctx.
 func openIndexes(ctx context.Context, part *disk.Part, seeds []*seed, h caibx.Header, mayCut bool) error {
 	for _, s := range seeds {
 		s.Cut = s.Cut && mayCut
@@ -60,7 +60,7 @@ func openIndexes(ctx context.Context, part *disk.Part, seeds []*seed, h caibx.He
 	return nil
 }
 
-// openSeedIndex returns the index of a seed with chunks of header h; nil: there is none.
+// openSeedIndex returns the index with the header h of a seed. nil means that the seed has no such index.
 func openSeedIndex(ctx context.Context, part *disk.Part, s Seed, h caibx.Header) (*caibx.Table, error) {
 	size := s.Reader.Size()
 	room, err := part.Room()
@@ -119,13 +119,13 @@ func closeSeeds(seeds []*seed) {
 	}
 }
 
-// hasAt reports whether the seed has a chunk at the same offset.
+// hasAt reports whether the seed has the item i at the same offset.
 func (s *seed) hasAt(i caibx.Item) bool {
 	n := s.table.At(i.Offset)
 	return n < s.table.Len() && s.table.Item(n) == i && s.isGood(i.Offset, i.Length)
 }
 
-// find returns the offset of a chunk in the seed.
+// find returns the offset of an item with the same bytes as i in the seed.
 func (s *seed) find(i caibx.Item) (offset int64, found bool) {
 	n, found := s.table.Find(i.ID)
 	if !found {
@@ -135,7 +135,7 @@ func (s *seed) find(i caibx.Item) (offset int64, found bool) {
 	return own.Offset, own.Length == i.Length && s.isGood(own.Offset, own.Length)
 }
 
-// isGood reports whether no damaged chunk of the manifest is known in a range.
+// isGood reports whether a range has no chunk of the manifest that is known as damaged.
 func (s *seed) isGood(offset, length int64) bool {
 	if len(s.bad) == 0 {
 		return true
