@@ -27,7 +27,7 @@ type Listed struct {
 
 // Why a list has no digest for a file.
 var (
-	// ErrNotListed means that the list does not have the file, or only checksums of it that are not used, such as MD5.
+	// ErrNotListed means that the list does not have the file, or has only checksums of it that are not used, such as MD5.
 	ErrNotListed = errors.New("is not listed")
 	// ErrListedTwice means that the list has different checksums of one algorithm for the file.
 	ErrListedTwice = errors.New("is listed with more than one checksum")
@@ -42,37 +42,37 @@ func (e *notListedError) Is(target error) bool { return target == ErrNotListed }
 type List struct {
 	entries []checksumEntry
 	// section is the algorithm in the heading above a line, or in the name of the list; "": none. The length of a
-	// checksum decides only if nothing names its algorithm: SHA-512 and BLAKE2b, and SHA-256 and BLAKE3, are as long.
+	// checksum decides only if nothing names its algorithm: BLAKE2b is as long as SHA-512, and BLAKE3 as SHA-256.
 	section string
-	// malformed is a checksum whose length is not that of its algorithm, such as one that was cut off; "": none
+	// malformed is a checksum of the wrong length for its algorithm, such as a truncated checksum; "": none
 	malformed string
 }
 
 type checksumEntry struct {
 	name      string // with slashes; empty: the line has none
 	algorithm string
-	digest    ident.Digest // zero: of an algorithm that is not used, such as MD5 and BLAKE2b
+	digest    ident.Digest // zero: the algorithm is not used, such as MD5 and BLAKE2b
 }
 
-// algorithmWord is the beginning of the names of algorithms, for places where another word may stand. It is too short
-// for a checksum, which may begin with "b2".
+// algorithmWord matches names of algorithms in places where another word may stand. Its length is limited, because a
+// checksum may also begin with "b2".
 const algorithmWord = `(?:md|sha|blake|b2|b3|rmd|ripemd|whirlpool|sm3|streebog|tiger)[\w/-]{0,12}`
 
 var (
-	// checksumLines are the forms of a line, the first that matches counts:
+	// checksumLines are the forms of a line. The first form that matches counts:
 	//
 	//	SHA256 (NAME) = HEX          BSD programs, --tag, openssl; the algorithm may be missing
-	//	HEX  NAME    HEX *NAME       sha256sum; "sha256:" or a column may be before it, and the name may be missing
+	//	HEX  NAME    HEX *NAME       sha256sum; "sha256:" or a column with it may precede; the name may be missing
 	//	NAME: HEX
 	checksumLines = []*regexp.Regexp{
 		regexp.MustCompile(`^(?P<escaped>\\)?(?P<algorithm>[A-Za-z][\w/-]*)? ?\((?P<name>.+)\) ?= ?(?P<hex>[0-9A-Fa-f]+)$`),
 		regexp.MustCompile(`^(?P<escaped>\\)?(?:(?P<algorithm>(?i:` + algorithmWord + `))[ \t]*[:= \t][ \t]*)?(?P<hex>[0-9A-Fa-f]+)(?:[ \t]+\*?(?P<name>\S.*))?$`),
 		regexp.MustCompile(`^(?P<name>\S.*?)[ \t]*:[ \t]*(?:(?P<algorithm>(?i:` + algorithmWord + `))[:=])?(?P<hex>[0-9A-Fa-f]+)(?P<escaped>)$`),
 	}
-	// checksumHeading is a line that names the algorithm of the lines below it, such as "# SHA512 HASH" or "SHA256:". A
-	// name that is not known here is one only in the form of Gentoo.
+	// checksumHeading is a line that names the algorithm of the lines below it, such as "# SHA512 HASH" or "SHA256:". An
+	// unknown name counts as an algorithm only in the form of Gentoo, "# NAME HASH".
 	checksumHeading = regexp.MustCompile(`^(?:[#=* -]*((?i:` + algorithmWord + `))(?i: (?:hash(?:es)?|checksums?|sums?|digests?))?[:=* -]*|# ?([A-Z0-9/_-]+) HASH)$`)
-	// otherLists are names of lists of an algorithm that is not used and has the length of one that is.
+	// otherLists matches names of lists whose algorithm is not used, but has checksums as long as SHA-256 or SHA-512.
 	otherLists = regexp.MustCompile(`(?i)(?:^|[^a-z0-9])(b[23]sums?|blake[23][a-z]*|sha3(?:[_-]?\d+)?|sha-?512[_-]?256)(?:sums?)?(?:\.[a-z]+)?$|\.(b[23])$`)
 	unescape   = strings.NewReplacer(`\\`, `\`, `\n`, "\n", `\r`, "\r")
 )
@@ -127,17 +127,17 @@ func (s *List) addLine(line string) {
 	}
 }
 
-// lengths are the algorithms of checksums by their digits, if nothing else names them.
+// lengths has the algorithm of a checksum by the number of its hex digits, for checksums whose algorithm nothing names.
 var lengths = map[int]string{32: "md5", 40: "sha1", 56: "sha224", 64: "sha256", 96: "sha384", 128: "sha512"}
 
 const (
 	cutOff          = "cut off"
 	md5Digits       = 32   // a shorter word is no checksum
-	maxChecksumLine = 4096 // in bytes, so that a hostile list takes no minutes
+	maxChecksumLine = 4096 // bytes; longer lines are ignored, because a hostile list could take minutes
 )
 
-// algorithmName returns the name of an algorithm in one spelling: "sha256" for "SHA2-256" or "SHA256SUMS". It is empty
-// for a name that says less than the length of a checksum.
+// algorithmName returns the name of an algorithm in one spelling: "sha256" for "SHA2-256" or "SHA256SUMS". It returns ""
+// for "SHA" and "SHA2", because the length of a checksum says more.
 func algorithmName(s string) string {
 	s = strings.NewReplacer("-", "", "_", "", "/", "").Replace(strings.ToLower(s))
 	s = strings.TrimSuffix(strings.TrimSuffix(s, "s"), "sum")
@@ -150,16 +150,14 @@ func algorithmName(s string) string {
 	return s
 }
 
-// Naming is which single checksum counts in a list without the name of the image. The name in a signed list is all that
-// keeps it from standing for another file of the vendor.
+// Naming says which single checksum counts in a list without the name of the image. In a signed list, only the name shows
+// that a checksum is not of another file of the vendor.
 type Naming int
-
-// Which single checksum counts.
 
 const (
 	Named   Naming = iota // none
-	Unnamed               // one without a name
-	Renamed               // also one with another name, in a list that is called like the image, such as a.img.sha256
+	Unnamed               // a checksum without a name
+	Renamed               // also a checksum with another name, in a list that is called like the image, such as a.img.sha256
 )
 
 // Malformed returns an error if a line has a checksum of an impossible length.
@@ -170,12 +168,13 @@ func (s *List) Malformed() error {
 	return fmt.Errorf("the checksum list is malformed: a checksum has %d hex digits", len(s.malformed))
 }
 
-// Find finds the image with one of the paths on its servers, of which one is enough, in the list with a path. packed: the
-// image is a packed file. The error wraps ErrNotListed or ErrListedTwice.
+// Find returns the digests of an image. list is the path of the list, and paths are the paths of the image on its servers:
+// one that the list has is enough. packed means that the image is a packed file. The error wraps ErrNotListed or
+// ErrListedTwice.
 //
 // The name of the image is the last element in a path that the list has: ".../a.iso/download" is a.iso.
-// An entry that counts without this name is that of the packed file, unless the name of the list indicates the unpacked
-// one (a.raw.sha256 for a.raw.xz).
+// An entry that counts without this name is of the packed file, unless the name of the list indicates the unpacked file
+// (a.raw.sha256 for a.raw.xz).
 func (s *List) Find(list string, paths []string, packed bool, without Naming) (found Listed, err error) {
 	folder, name, base := path.Dir(list), path.Base(list), path.Base(paths[0])
 	for _, file := range paths {
@@ -212,8 +211,8 @@ func (s *List) Find(list string, paths []string, packed bool, without Naming) (f
 
 func unpackedName(name string) string { return strings.TrimSuffix(name, path.Ext(name)) }
 
-// digests returns the digests of the file with a path on its server. The entries with exactly this path count, relative
-// to the folder of the list, and otherwise those with the name of the file, in any folder.
+// digests returns the digests of the file with a path on its server. Entries with exactly this path count, relative to the
+// folder of the list. If there are none, entries with the same file name in any folder count.
 func (s *List) digests(folder, file string) ([]ident.Digest, error) {
 	other := func(e checksumEntry) bool { return e.name == "" || path.Join(folder, e.name) != file }
 	same := slices.DeleteFunc(slices.Clone(s.entries), other)

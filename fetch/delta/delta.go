@@ -34,7 +34,7 @@ type Download struct {
 // indexError means that the index cannot be used: the whole file is downloaded.
 type indexError struct {
 	err error
-	// restart is true if the bytes in the partial file are of no use for a download of the whole file.
+	// restart is true if a download of the whole file cannot use the bytes in the partial file.
 	restart bool
 }
 
@@ -56,8 +56,8 @@ func (d *Download) Into(ctx context.Context, part *disk.Part) error {
 	return fetch.ClassifyDiskError(smallerNeed(unusable.err, d.Client.Download(ctx, whole, part, d.Progress)))
 }
 
-// smallerNeed returns the error of a download of the whole file. If there is no space for the image with the index either,
-// it returns the error that needs less space: an index that is right knows the zeros of the image.
+// smallerNeed returns the error whole of a download of the whole file. If the download by the index had no space either, it
+// returns the error that needs less space: a right index knows the zeros of the image.
 func smallerNeed(byIndex, whole error) error {
 	a, ok := errors.AsType[*disk.NoSpaceError](byIndex)
 	b, alsoWhole := errors.AsType[*disk.NoSpaceError](whole)
@@ -92,10 +92,10 @@ func (d *Download) byIndex(ctx context.Context, part *disk.Part) error {
 		d.Survey(survey)
 	}
 	if survey.Missing > 0 && !u.store.isUsed() && len(u.addresses) == 0 {
-		return &indexError{err: errors.New("the file is packed, so that ranges of it are not ranges of the image, and no store is declared")}
+		return &indexError{err: errors.New("no store is declared, and the file is packed, so ranges of it are not ranges of the image")}
 	}
 	if err := d.begin(ctx, part, u, survey); errors.Is(err, disk.ErrNoSpace) {
-		return &indexError{err: err} // of an image that is larger than the file?
+		return &indexError{err: err} // the index may be of another, larger file
 	} else if err != nil {
 		return err
 	}
@@ -113,16 +113,16 @@ func (d *Download) byIndex(ctx context.Context, part *disk.Part) error {
 	return err
 }
 
-// keep keeps the bytes of the partial file, which are those of the file although it differs from its index later: a
-// download of the whole file continues after them, and the index does not become that of the image.
+// keep keeps the bytes of the partial file before the first difference between the file and its index: a download of the
+// whole file continues after these bytes. keep drops the index, so it does not become the index of the image.
 func keep(part *disk.Part) error {
 	source := part.Source()
 	source.Index = ""
 	return errors.Join(part.DropIndex(), part.Continue(source))
 }
 
-// begin keeps the bytes of the partial file, if they are those of the index. Otherwise it empties the file, or returns an
-// *indexError if the bytes are worth more than the index.
+// begin keeps the bytes of the partial file if they match the index. Otherwise it empties the file if the bytes are of
+// another index. It returns an *indexError if they are of the whole file, because they are worth more than the index.
 func (d *Download) begin(ctx context.Context, part *disk.Part, u *upstream, s assemble.Survey) error {
 	source := disk.PartSource{ID: fetch.AddressID(d.Request.URL), Size: s.Size, Data: max(s.Data, 1), Index: d.indexID()}
 	now := part.Source()
@@ -138,7 +138,7 @@ func (d *Download) begin(ctx context.Context, part *disk.Part, u *upstream, s as
 		return part.Continue(source)
 	}
 	if _, other := errors.AsType[*indexError](err); other && now.Index != "" {
-		return part.Begin(source) // they are of another index
+		return part.Begin(source) // the bytes are of another index
 	}
 	return err
 }
@@ -170,7 +170,7 @@ func compare(ctx context.Context, part *disk.Part, index *caibx.Table) error {
 
 func (d *Download) indexID() string { return fetch.AddressID(d.Request.Index) }
 
-// openIndex returns the index of the image. Every error but one of the disk is an *indexError.
+// openIndex returns the index of the image. Every error except errors of the disk is an *indexError.
 func (d *Download) openIndex(ctx context.Context, part *disk.Part) (*caibx.Table, error) {
 	if part.Source().Index == d.indexID() {
 		if t, err := assemble.LoadIndex(part, d.Request.MaxSize); err == nil {
@@ -197,7 +197,7 @@ func (d *Download) openIndex(ctx context.Context, part *disk.Part) (*caibx.Table
 	return t, err
 }
 
-// verifier returns a function that reads an index, and returns an error as soon as it is none.
+// verifier returns a function that reads an index, and returns an error as soon as the bytes are no index.
 func verifier(limits caibx.Limits) func(io.Reader) error {
 	return func(r io.Reader) error {
 		items, err := caibx.NewReader(bufio.NewReader(r), -1, limits)

@@ -26,7 +26,7 @@
 //     on the disk of the image.
 //  4. Seeds are only read. A damaged or unreadable chunk of a seed is reported and fetched.
 //  5. At most window bytes are fetched before they are appended, so that little is fetched twice after a kill.
-//  6. An attempt keeps the bytes of the ones before, also if they were downloaded without the index.
+//  6. An attempt keeps the bytes of earlier attempts, also bytes that were downloaded without the index.
 //
 // # Reading order
 //

@@ -13,8 +13,8 @@ import (
 type AtHand struct {
 	Index *os.File // of the image
 	Seeds []SeedIndex
-	// Offset is the number of bytes that a partial file has, of an image with PartSize bytes. If the image does not have
-	// this size, they do not count.
+	// Offset is the number of bytes in a partial file of an image with PartSize bytes. These bytes count only if the image
+	// of Index has this size.
 	Offset, PartSize int64
 	// MaxSize is fetch.Request.MaxSize.
 	MaxSize int64
@@ -30,9 +30,8 @@ type SeedIndex struct {
 var ErrUnknown = errors.New("the chunks of the older generations are not known")
 
 // Estimate returns what a download costs, without a request. Missing is exact if the indexes of all seeds are at hand, and
-// otherwise the most that is fetched. If there are seeds with Cut, and none of them has an index with the same sizes of
-// chunks, the error is ErrUnknown, and Missing is not valid. The error is a *caibx.FormatError if Index is not the index
-// of an image.
+// otherwise the maximum. If there are seeds with Cut, but no index of them has the same header as Index, the error is
+// ErrUnknown, and Missing is not valid. The error is a *caibx.FormatError if Index is not the index of an image.
 func Estimate(ctx context.Context, a AtHand) (s assemble.Survey, err error) {
 	var tables []*caibx.Table
 	defer func() {

@@ -21,10 +21,10 @@ import (
 const (
 	// window is the number of bytes that are fetched before they are appended.
 	window = 2 << 20
-	// maxRequests is the number of requests at the same time, and maxLength the length of one in bytes.
+	// maxRequests is the number of requests at the same time, and maxLength the length of a request in bytes.
 	maxRequests, maxLength = 8, 64 << 20
-	// firstBackoff is the time after which a request is repeated that the server rejected while it served others, or whose
-	// connection broke at once; maxBackoff is that of the last attempt.
+	// firstBackoff is the backoff of a request that the server rejected while it served others, or whose connection broke at
+	// once. maxBackoff is the longest backoff.
 	firstBackoff, maxBackoff = 100 * time.Millisecond, 2 * time.Second
 )
 
@@ -36,8 +36,8 @@ type upstream struct {
 	limiter   *rate.Limiter
 	health    assemble.Health      // of the addresses
 	store     *store               // nil: none is declared
-	addresses []*fetch.RangeReader // none: the file is packed, so that there are no ranges
-	failures  []*fetch.Error       // of the addresses that are not used any more: the first ones
+	addresses []*fetch.RangeReader // none: the file is packed, so its ranges are not ranges of the image
+	failures  []*fetch.Error       // one for each of the first addresses, which are not used any more
 	matched   atomic.Bool          // a chunk from a range had its id
 	done      func()
 }
@@ -70,10 +70,10 @@ func (u *upstream) close() {
 	u.done()
 }
 
-// name is that of the address in use.
+// name returns the name of the address in use.
 func (u *upstream) name() string { return strconv.Itoa(len(u.failures)) }
 
-// candidates returns the only one of an assembly.
+// candidates returns the only candidate of an assembly.
 func (u *upstream) candidates() []assemble.Candidate {
 	ranges := u.ranges()
 	return []assemble.Candidate{{
@@ -91,8 +91,8 @@ func (u *upstream) candidates() []assemble.Candidate {
 	}}
 }
 
-// limits returns the limits of the requests: a chunk of the store is a file of its own, and the first chunk of a range shows
-// whether the index is of this file.
+// limits returns the limits of the requests. A request to the store is for one chunk, which is its own file. Until the first
+// chunk of a range shows that the index is of this file, only one chunk is requested.
 func (u *upstream) limits() (requests int, length int64) {
 	switch {
 	case u.store.isUsed():
@@ -119,7 +119,7 @@ var errWrongChunk = errors.New("the file has other bytes than the index")
 func (u *upstream) ranges() assemble.Provider {
 	if len(u.addresses) == 0 {
 		return assemble.Open(func(context.Context, int64, int64) (io.ReadCloser, error) {
-			return nil, &indexError{restart: true, err: errors.New("the chunk store does not have all chunks, and the file is packed, so that ranges of it are not ranges of the image")}
+			return nil, &indexError{restart: true, err: errors.New("the chunk store does not have all chunks, and the file is packed, so ranges of it are not ranges of the image")}
 		})
 	}
 	return assemble.Limited(assemble.Counted(u.addresses[len(u.failures)], &u.download.Progress.UpstreamBytes), u.limiter)
@@ -128,7 +128,7 @@ func (u *upstream) ranges() assemble.Provider {
 // failed goes on with the next address, or ends the download by the index.
 func (u *upstream) failed(c assemble.Candidate, err error) error {
 	if c.Name != u.name() || !u.health.Ended(c.Name) {
-		return nil // of an address that is not used any more, or is tried again
+		return nil // the address is tried again, or is not used any more already
 	}
 	failed, ok := errors.AsType[*fetch.Error](err)
 	if !ok {
@@ -146,13 +146,13 @@ func (u *upstream) failed(c assemble.Candidate, err error) error {
 		}
 	}
 	all := fetch.AllFailed(u.failures)
-	if all.Class == fetch.Refused && errors.Is(all, fetch.ErrNoRanges) { // no other address may have ranges later
+	if all.Class == fetch.Refused && errors.Is(all, fetch.ErrNoRanges) { // no address will have ranges in a later attempt
 		return &indexError{err: all, restart: true}
 	}
 	return all
 }
 
-// fromStore returns a chunk from the store; nil: it does not have it.
+// fromStore returns a chunk from the store; nil: the store does not have the chunk.
 func (u *upstream) fromStore(ctx context.Context, from, to int64) (chunk []byte) {
 	if !u.store.isUsed() {
 		return nil
@@ -173,13 +173,12 @@ type store struct {
 	digest    caibx.Digest
 	read      func(ctx context.Context, r io.Reader, limit int64) ([]byte, error)
 	plain     atomic.Bool  // the chunks are not packed
-	misses    atomic.Int64 // consecutive ones
+	misses    atomic.Int64 // number of consecutive misses
 	ended     atomic.Bool  // the store is not used any more
 	unpackers sync.Pool
 }
 
-// maxMisses is the number of consecutive chunks that the store does not have, or has wrong, after which it is not used any
-// more.
+// maxMisses is the number of consecutive missing or wrong chunks after which the store is not used any more.
 const maxMisses = 4
 
 func (d *Download) openStore(digest caibx.Digest, limiter *rate.Limiter) (*store, error) {

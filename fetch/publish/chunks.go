@@ -19,11 +19,11 @@ const DefaultWorkers = 8
 // Stored counts the chunks that PutChunks has written, and their packed bytes.
 type Stored struct{ Chunks, Bytes atomic.Int64 }
 
-// PutChunks writes the chunks of an image to the chunk store of the Destination, several at a time. A
-// chunk that the store has already is not written again, unless it is damaged: in a folder it is read
-// and verified. In a bucket, it is read only if its size differs from the size of a new one, because
-// the server has verified the bytes when it received them. done counts the bytes of the image whose
-// chunks are in the store.
+// PutChunks writes the chunks of an image to the chunk store of the Destination, several at a time. It
+// writes a chunk that the store has already only if that chunk is damaged. In a folder, it reads and
+// verifies such a chunk. In a bucket, it does so only if the size differs from the size of a new chunk,
+// because the server has verified the bytes when it received them. done counts the bytes of the image
+// whose chunks are in the store.
 func (d *Destination) PutChunks(ctx context.Context, im *Image, t *caibx.Table, workers int, done *atomic.Int64) (*Stored, error) {
 	var stored Stored
 	firsts := func(yield func(caibx.Item) bool) {
@@ -68,7 +68,7 @@ func (w *chunkWriter) write(ctx context.Context, i caibx.Item) error {
 	}
 	key := path.Join(StoreName, i.ID.PackedPath())
 	w.packed = w.packed[:0]
-	pack := func() int64 { // what a folder has is verified without it
+	pack := func() int64 { // not needed to verify a chunk in a folder
 		if len(w.packed) == 0 {
 			w.packed = w.packer.Pack(w.packed, w.chunk)
 		}
@@ -78,7 +78,7 @@ func (w *chunkWriter) write(ctx context.Context, i caibx.Item) error {
 		w.read, w.unpacked = grown(w.read, caibx.MaxPacked(i.Length)+1), grown(w.unpacked, i.Length)
 		n, err := io.ReadFull(file, w.read)
 		if err != io.ErrUnexpectedEOF && err != io.EOF {
-			return false, err // nil: it is too long
+			return false, err // nil: the file is too long
 		}
 		return w.unpacker.Unpack(w.unpacked, w.read[:n], w.digest, i.ID) == nil, nil
 	})
@@ -102,8 +102,8 @@ func grown(buf []byte, length int64) []byte {
 	return buf[:length]
 }
 
-// readChunk reads a chunk into the buffer, which it replaces if it is too small. If the bytes are not
-// those of the index, the image has changed.
+// readChunk reads a chunk into buffer, or into a new buffer if buffer is too small. If the bytes do not
+// match the index, the image has changed: the error is disk.ErrModified.
 func (im *Image) readChunk(buffer []byte, i caibx.Item, d caibx.Digest) ([]byte, error) {
 	buffer = grown(buffer, i.Length)
 	if _, err := im.ReadAt(buffer, i.Offset); err != nil {

@@ -21,8 +21,8 @@ type Cost struct {
 	FromStore     int64       `json:"fromStore"`   // the index and the packed chunks
 }
 
-// Estimate returns what the image costs with its index t, for who has the file of the index old. The indexes must have
-// the same header; otherwise all chunks count as missing.
+// Estimate returns what the image with the index t costs a client that has the image with the index old. If the indexes
+// have different headers, all chunks count as missing.
 func (im *Image) Estimate(ctx context.Context, t, old *caibx.Table) (Cost, error) {
 	c := Cost{ChunkSize: t.Header().Sizes, IndexBytes: int64(len(t.Index()))}
 	digest, packer, end := t.Header().Digest, caibx.NewPacker(), int64(-1)

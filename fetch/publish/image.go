@@ -60,8 +60,8 @@ func newImage(f *os.File) (*Image, error) {
 	return &Image{f, info.Size(), info.ModTime()}, nil
 }
 
-// Cut returns the index of the image with these chunks. done counts the bytes that have been read. The
-// caller closes the Table.
+// Cut cuts the image into chunks as the header h says, and returns its index. done counts the bytes that
+// have been read. The caller closes the Table.
 func (im *Image) Cut(ctx context.Context, h caibx.Header, done *atomic.Int64) (*caibx.Table, error) {
 	f, err := caibx.TempFile("")
 	if err != nil {
@@ -91,7 +91,7 @@ func (im *Image) readError(err error) error {
 // IndexName returns the name of the index of the image.
 func (im *Image) IndexName() string { return filepath.Base(im.Name()) + ".caibx" }
 
-// Is reports whether both are the same file.
+// Is reports whether both images are the same file.
 func (im *Image) Is(other *Image) bool {
 	a, err := im.Stat()
 	b, err2 := other.Stat()

@@ -50,7 +50,7 @@ func ReadKeys(dir string, scheme Scheme) (*Keys, error) {
 		return nil, err
 	}
 	if len(k.openPGP)+len(k.minisign)+len(k.signify)+len(k.cosign) == 0 {
-		return nil, Errorf(NoKeys, "folder %s contains no %s key", dir, scheme)
+		return nil, Errorf(NoKeys, "folder %s contains no %s key: put the public key of the signer there", dir, scheme)
 	}
 	return k, nil
 }
@@ -98,7 +98,7 @@ type KeyFile struct {
 func KeyFiles(dir string) ([]KeyFile, error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) {
-		return nil, Errorf(NoKeys, "folder %s does not exist", dir)
+		return nil, Errorf(NoKeys, "folder %s does not exist: create it and put the keys there", dir)
 	}
 	if err != nil {
 		return nil, Errorf(BadKeyFile, "%v", err)
@@ -117,10 +117,10 @@ func KeyFiles(dir string) ([]KeyFile, error) {
 			continue
 		}
 		if !info.Mode().IsRegular() {
-			return nil, Errorf(BadKeyFile, "%s is not a regular file", path)
+			return nil, Errorf(BadKeyFile, "%s is not a regular file: remove it from the folder", path)
 		}
 		if len(files) == maxKeyFiles {
-			return nil, Errorf(BadKeyFile, "folder %s contains more than %d files", dir, maxKeyFiles)
+			return nil, Errorf(BadKeyFile, "folder %s contains more than %d files: keep only the keys there", dir, maxKeyFiles)
 		}
 		b, err := smallfile.ReadAt(path, MaxKeyFile)
 		if err != nil {

@@ -71,7 +71,7 @@ func (k *Keys) verifyClearsigned(file []byte, now time.Time) (text []byte, r Res
 	return append(block.Plaintext, '\n'), r, nil
 }
 
-// candidate is a signature that is valid if its bytes are those that key signed.
+// candidate is a signature by a known key. It is valid if the key signed the bytes of the file.
 type candidate struct {
 	sig    *packet.Signature
 	key    *packet.PublicKey
@@ -83,7 +83,7 @@ type candidate struct {
 // openPGPVerifier reads the signature packets in r. A file may contain signatures by several keys.
 func (k *Keys) openPGPVerifier(r io.Reader, isList bool, now time.Time) (*Verifier, error) {
 	var candidates []candidate
-	var failed *Error // of the first signature by a known key, or of the first one
+	var failed *Error // of the first signature by a known key, else of the first signature
 	fail := func(e *Error) {
 		if failed == nil || failed.Reason == UnknownKey {
 			failed = e
@@ -147,8 +147,8 @@ func (k *Keys) openPGPVerifier(r io.Reader, isList bool, now time.Time) (*Verifi
 	}}, nil
 }
 
-// candidate checks all that does not depend on the signed bytes. In this way, an image that can never be accepted is
-// rejected before it is downloaded.
+// candidate checks all that does not depend on the signed bytes, so that an image whose signature can never be valid is
+// rejected before its download.
 func (k *Keys) candidate(sig *packet.Signature, isList bool, now time.Time) (candidate, *Error) {
 	c := candidate{sig: sig}
 	for _, n := range sig.Notations {

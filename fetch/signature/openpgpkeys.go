@@ -22,8 +22,8 @@ type openPGPKey struct {
 	usable  string    // why it may not sign; empty: it may
 	weak    string    // why its algorithm or length is too weak; empty: it is not
 	revoked bool      // the key or its primary key
-	created time.Time // the later one of the key and its primary key
-	expires time.Time // the earlier one of the key and its primary key; zero: never
+	created time.Time // the later creation of the key and its primary key
+	expires time.Time // the earlier end of the key and its primary key; zero: never
 }
 
 // minRSABits is the minimum length of RSA keys.
@@ -195,7 +195,7 @@ func weakness(p *packet.PublicKey) string {
 	return ""
 }
 
-// keyEnd returns when a key expires by a self-signature, which may be nil; zero: never.
+// keyEnd returns when a key expires according to a self-signature, which may be nil; zero: never.
 func keyEnd(p *packet.PublicKey, self *packet.Signature) time.Time {
 	if self == nil || self.KeyLifetimeSecs == nil || *self.KeyLifetimeSecs == 0 {
 		return time.Time{}

@@ -35,7 +35,7 @@ type Reason string
 const (
 	NoKeys          Reason = "no-keys"                   // the folder contains no key of the scheme
 	BadKeyFile      Reason = "bad-key-file"              // a file of the folder is not a key
-	UnknownKey      Reason = "unknown-key"               // no key of the folder made the signature, or not one for signing
+	UnknownKey      Reason = "unknown-key"               // no key of the folder that may sign made the signature
 	BadSignature    Reason = "bad-signature"             // the bytes are not those that were signed
 	Malformed       Reason = "malformed"                 // not a signature of the scheme
 	WeakHash        Reason = "weak-hash"                 // a hash weaker than SHA-256
@@ -55,7 +55,7 @@ const (
 	KeyExpiredSince Reason = "key-expired-since"
 )
 
-// MaxSkew is how far the clock of a signer may be ahead.
+// MaxSkew is how far the clock of a signer may be ahead of the clock of this node.
 const MaxSkew = 5 * time.Minute
 
 // Error says why a signature, or a folder with keys, is not accepted.

@@ -47,8 +47,8 @@ func (k *Keys) verifySignifyEmbedded(file []byte) (text []byte, r Result, err er
 	return text, r, nil
 }
 
-// parseSignify returns the signature in the first two lines, and what follows them: 2 bytes algorithm, 8 bytes key id,
-// the Ed25519 signature of the message.
+// parseSignify returns the signature in the first two lines, and what follows these lines. The signature has 2 bytes
+// algorithm, 8 bytes key id, and the Ed25519 signature of the message.
 func parseSignify(b []byte) (raw, rest []byte, ok bool) {
 	comment, b, ok1 := bytes.Cut(b, []byte("\n"))
 	encoded, rest, _ := bytes.Cut(b, []byte("\n"))

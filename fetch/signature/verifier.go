@@ -12,14 +12,14 @@ type Verifier struct {
 	verify func() (Result, error)
 }
 
-// Verify returns whether the signature is valid for exactly the bytes that were written before. Errors are an *Error. Call
+// Verify returns a Result if the signature is valid for exactly the bytes that were written, and otherwise an *Error. Call
 // it once.
 func (v *Verifier) Verify() (Result, error) { return v.verify() }
 
-// NewVerifier parses a detached signature of an image file with the given name (without folders). An error is returned at
-// once if no bytes could make the signature valid, so that a large file need not be read: it is malformed, by an unknown
-// key, or weak. A signature that needs the whole file in memory (signify, minisign with -l, cosign with an Ed25519 key), or
-// for which line ends do not count (OpenPGP text mode), is malformed here.
+// NewVerifier parses a detached signature of an image file with the given name (without folders). It returns an error at
+// once for a signature that cannot be valid for any bytes, so that a large file need not be read: a malformed or weak
+// signature, or a signature by an unknown key. A signature that needs the whole file in memory (signify, minisign with -l,
+// cosign with an Ed25519 key), or for which line ends do not count (OpenPGP text mode), counts as malformed.
 func (k *Keys) NewVerifier(signature []byte, name string, now time.Time) (*Verifier, error) {
 	return k.newVerifier(signature, signed{name: name}, now)
 }
@@ -56,7 +56,7 @@ func (k *Keys) VerifyEmbedded(file []byte, now time.Time) (text []byte, r Result
 type signed struct {
 	name   string
 	isList bool
-	list   []byte // of a list
+	list   []byte // the bytes, if it is a list
 }
 
 func (k *Keys) newVerifier(signature []byte, file signed, now time.Time) (*Verifier, error) {

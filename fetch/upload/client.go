@@ -145,7 +145,7 @@ func (c *Client) status(ctx context.Context, path string) (at int64, measured bo
 }
 
 // patch sends one piece. If total is not negative, it also sends the length of the image. It returns
-// the number of bytes that the daemon has received after it.
+// the number of bytes that the daemon has then received.
 func (c *Client) patch(ctx context.Context, path string, p piece, total int64) (int64, error) {
 	header := map[string]string{"Content-Type": bodyType, "Upload-Offset": strconv.FormatInt(p.at, 10)}
 	if p.zeros > 0 {
@@ -365,7 +365,7 @@ func (s *sender) sendNext(ctx context.Context) (done bool, err error) {
 }
 
 // nextPiece returns the piece at an offset, which may already have been read. A read from a pipe may
-// block indefinitely.
+// block indefinitely, so nextPiece also returns when ctx ends.
 func (s *sender) nextPiece(ctx context.Context, at int64) (piece, error) {
 	for {
 		if s.ahead == nil {
@@ -409,7 +409,7 @@ func (s *sender) classify(err error) (done bool, _ error) {
 	return !isTemporary(refusal), err
 }
 
-// giveUp discards an upload that cannot be resumed, or that was refused before it had any bytes.
+// giveUp returns err. It discards an upload that cannot be resumed, or that was refused before it had any bytes.
 func (s *sender) giveUp(ctx context.Context, err error) error {
 	_, refused := errors.AsType[*httperror.Error](err)
 	_, again := s.Content.(*File)

@@ -17,7 +17,7 @@ import (
 const (
 	pieceSize = maxChecked // so that the checksum of each piece can be verified
 	minHole   = 1 << 20    // shorter holes are sent as zeros
-	maxZeros  = 1 << 30    // per request, because the daemon hashes them
+	maxZeros  = 1 << 30    // zeros per request, because the daemon hashes them
 	// keptBytes is the number of bytes of a pipe that are kept in memory. The daemon loses more bytes
 	// only after a power failure.
 	keptBytes = 4 * pieceSize
@@ -130,7 +130,7 @@ func (c *File) check() error {
 		return err
 	}
 	if now.Size() != c.stat.Size() || !now.ModTime().Equal(c.stat.ModTime()) {
-		return fmt.Errorf("%s was modified while it was sent", c.f.Name())
+		return fmt.Errorf("%s was modified while it was sent: start the upload again", c.f.Name())
 	}
 	return nil
 }
@@ -171,12 +171,12 @@ func (c *Pipe) piece(at int64) (piece, error) {
 	}
 	buf := make([]byte, pieceSize)
 	n, err := io.ReadFull(&c.r, buf)
-	if c.r.Err != nil { // also the io.ErrUnexpectedEOF of a packed file without its end
+	if c.r.Err != nil { // also the io.ErrUnexpectedEOF of a packed file that is cut off
 		return piece{}, &ContentError{c.r.Err}
 	}
 	c.ended = err != nil
 	if c.ended && c.size >= 0 && c.next+int64(n) != c.size || c.size >= 0 && c.next+int64(n) > c.size {
-		return piece{}, fmt.Errorf("standard input does not have the given size: got %d bytes of %d", c.next+int64(n), c.size)
+		return piece{}, fmt.Errorf("standard input does not have the given size: got %d bytes of %d; correct --size", c.next+int64(n), c.size)
 	}
 	if n == 0 {
 		return piece{}, io.EOF

@@ -15,8 +15,8 @@
 //     Session.part, or the job when Session.Fill has returned.
 //  2. The partial file is the only state. Its source contains the id and the metadata of the
 //     upload. After a restart, the upload therefore resumes after the last durable byte.
-//  3. A client that queries the offset will resume the upload. If a PATCH of another connection
-//     is still in progress, it is aborted, because its client may not exist any more.
+//  3. A query of the offset aborts a PATCH that is still in progress on another connection: the
+//     client resumes the upload, and the client of the PATCH may not exist any more.
 //  4. A body with Upload-Checksum is verified before it is appended, so it must fit into
 //     memory: at most 4 MiB. Other bodies are appended while they are received.
 //  5. A request whose body stalls is aborted, and its received bytes are kept. A stall delays
@@ -28,8 +28,8 @@
 // # Extensions of tus
 //
 // A client need not send zeros: a PATCH request without a body and with the header Upload-Zeros: N
-// appends N zeros. A browser repeats a request by itself when a connection that it has used before
-// breaks before the response. Therefore a PATCH request with the header Upload-Overlap: 1 may begin
+// appends N zeros. A browser repeats a request by itself if it has reused a connection that breaks
+// before the response. Therefore a PATCH request with the header Upload-Overlap: 1 may begin
 // before the offset: the bytes that the upload has already are skipped. GET /v1/uploads lists the
 // uploads in progress. GET of one upload returns its state, for a while even after it has ended.
 // Upload-Metadata must contain the name of the image under the key name, and may contain its digest

@@ -114,7 +114,7 @@ const checksumAlgorithms = "sha1,sha256,sha512"
 
 var algorithms = map[string]func() hash.Hash{"sha1": sha1.New, "sha256": sha256.New, "sha512": sha512.New}
 
-// parseChecksum parses an Upload-Checksum header, and returns whether a body matches it.
+// parseChecksum parses an Upload-Checksum header. The function matches reports whether a body has this checksum.
 func parseChecksum(text string) (matches func(body []byte) bool, err error) {
 	algorithm, encoded, _ := strings.Cut(text, " ")
 	sum, err := base64.StdEncoding.DecodeString(encoded)

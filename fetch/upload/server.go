@@ -147,7 +147,7 @@ func show(w http.ResponseWriter, _ *http.Request, one *Session) error {
 }
 
 func head(w http.ResponseWriter, r *http.Request, one *Session) error {
-	// Without a request in progress, the offset is final.
+	// use aborts the request in progress, so the offset is final.
 	if err := one.use(r.Context(), nil, func(*disk.Part) (broken, end error) { return nil, nil }); err != nil {
 		return err
 	}
@@ -182,7 +182,7 @@ func terminate(w http.ResponseWriter, r *http.Request, one *Session) error {
 		terminated = true
 		return nil, &fetch.Error{Class: fetch.BadSource, Err: errTerminated}
 	})
-	if !terminated || !errors.Is(one.err, errTerminated) { // the partial file may not be removable
+	if !terminated || !errors.Is(one.err, errTerminated) { // for example, the partial file cannot be removed
 		return cmp.Or(err, errReady)
 	}
 	w.WriteHeader(http.StatusNoContent)
@@ -330,7 +330,7 @@ func (s *Server) patch(w http.ResponseWriter, r *http.Request, now *Session) err
 	}
 	if isClosed(now.ended) {
 		err = now.outcome()
-		// A client repeats a request because it did not receive the response.
+		// A client may repeat a request whose response it did not receive: it gets that response.
 		if end := d.from + max(d.length, 0); err == nil && (end != now.offset || d.from != end && !(d.repeat && d.from < end)) {
 			err = errReady
 		}
@@ -346,7 +346,7 @@ func (s *Server) patch(w http.ResponseWriter, r *http.Request, now *Session) err
 	return nil
 }
 
-// receive delivers a request with a body. It aborts the request when the body stalls, when another
+// receive appends the bytes of a request. It aborts the request when the body stalls, when another
 // request continues the upload, or when the job ends.
 func (s *Server) receive(w http.ResponseWriter, r *http.Request, now *Session, d *delivery) error {
 	ctx, cancel := context.WithCancelCause(r.Context())

@@ -35,7 +35,7 @@ type Session struct {
 	progress *fetch.Progress
 
 	mu      sync.Mutex
-	size    int64 // -1: unknown; only who has the part sets it
+	size    int64 // -1: unknown; only the user of the partial file sets it
 	offset  int64
 	expires time.Time
 	abort   context.CancelCauseFunc // aborts the last request that came; nil: it has no body
@@ -73,7 +73,7 @@ type delivery struct {
 	body   io.Reader // nil: no body
 	zeros  bool      // length zeros, which are not in a body
 	repeat bool      // the client may have sent the first bytes before
-	skip   int64     // number of bytes that the upload has already
+	skip   int64     // number of bytes at the beginning that the upload already has
 }
 
 func newSession(id string, m metadata, size int64) *Session {
@@ -111,7 +111,7 @@ func isClosed(c chan struct{}) bool {
 	}
 }
 
-// end ends the session.
+// end ends the session with its result; nil: the image is ready.
 func (s *Session) end(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -119,9 +119,9 @@ func (s *Session) end(err error) {
 	close(s.ended)
 }
 
-// Fill fills part with the bytes of requests until the image is complete. It returns an error when
-// ctx ends, and when the upload is discarded (see IsDiscarded). In both cases a later job can resume
-// part. It receives at most perSecond bytes per second; 0: no limit.
+// Fill fills part with the bytes of requests until the image is complete. It returns an error when ctx
+// ends, when the upload fails, and when the upload is discarded (see IsDiscarded). It leaves part to the
+// caller in each case. It receives at most perSecond bytes per second; 0: no limit.
 func (s *Session) Fill(ctx context.Context, part *disk.Part, perSecond int64, progress *fetch.Progress) error {
 	last, err := s.open(part)
 	if err != nil {
@@ -187,9 +187,10 @@ func (s *Session) open(part *disk.Part) (last time.Time, err error) {
 	return now, part.Begin(disk.PartSource{Kind: model.PartFromUpload, ETag: s.ID, Metadata: s.text, Size: s.size, Data: s.Data})
 }
 
-// use calls f with the partial file, which no other goroutine uses meanwhile. It aborts the request
-// that came before, and a later request calls abort. broken is an error of the request. end ends the
-// upload; use then waits until the image is ready or has failed, and returns the result.
+// use calls f with the partial file, which no other goroutine uses meanwhile. It aborts the previous
+// request; the next request calls abort. f returns broken for an error of the request only, which use
+// returns. If f returns end, the upload ends: use waits until the image is ready or has failed, and
+// returns the result.
 func (s *Session) use(ctx context.Context, abort context.CancelCauseFunc, f func(*disk.Part) (broken, end error)) error {
 	select {
 	case <-s.ended:
@@ -351,7 +352,7 @@ func (s *Session) appendTo(ctx context.Context, part *disk.Part, d *delivery) (b
 	return nil, err
 }
 
-// zeros returns a reader of n zeros. A partial file keeps a hole for each chunk of them.
+// zeros returns a reader of n zeros. A partial file stores a chunk of zeros as a hole.
 func zeros(n int64) io.Reader { return io.LimitReader(zeroReader{}, n) }
 
 type zeroReader struct{}

@@ -77,10 +77,10 @@ func (s *Sessions) create(m metadata, size int64) (*Session, error) {
 	return now, nil
 }
 
-// Begin returns the session for a job. If the disk has a partial file with source found, it returns
-// the session of this upload, and otherwise the created session. If another job still has the
-// session, for example a job of another generation, Begin waits until that job ends. The caller must
-// call Session.Fill and then End.
+// Begin returns the session for a job. found is the source of the partial file on the disk. If this is an
+// upload, Begin returns its session, and otherwise the session that create has made. If another job still
+// has the session, for example a job of another generation, Begin waits until that job ends. The caller
+// must call Session.Fill and then End.
 func (s *Sessions) Begin(ctx context.Context, id ident.ID, found disk.PartSource) (*Session, error) {
 	for {
 		now, mine, err := s.begin(id, found)
@@ -95,7 +95,7 @@ func (s *Sessions) Begin(ctx context.Context, id ident.ID, found disk.PartSource
 	}
 }
 
-// begin returns the session of an image, and whether the caller is its first job.
+// begin returns the session of an image. mine is true if no other job has the session: the caller has it now.
 func (s *Sessions) begin(id ident.ID, found disk.PartSource) (session *Session, mine bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

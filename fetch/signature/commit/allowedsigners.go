@@ -45,7 +45,7 @@ func parseAllowedSigners(b []byte) ([]allowedSigner, error) {
 func parseAllowedSigner(line string) (s allowedSigner, err error) {
 	fields := splitQuoted(line)
 	if len(fields) < 3 {
-		return s, errors.New("a line has principals, options, the type of the key, and the key")
+		return s, errors.New("a line must be PRINCIPALS [OPTIONS] KEYTYPE KEY")
 	}
 	s.principals = strings.Trim(fields[0], `"`)
 	fields = fields[1:]

@@ -50,8 +50,8 @@ func ReadKeys(dir string) (*Keys, error) {
 	return k, nil
 }
 
-// Verify judges the signature of a commit object. Its date counts for the validity of its key, so it must not be ahead
-// of now, nor of that of an OpenPGP signature. Errors are a *signature.Error.
+// Verify judges the signature of a commit object. The date of the commit decides whether the key was valid. Therefore this
+// date may be later than now, and than the date of an OpenPGP signature, by MaxSkew at most. Errors are a *signature.Error.
 func (k *Keys) Verify(object []byte, now time.Time) (signature.Result, error) {
 	o, err := parse(object)
 	if err != nil {

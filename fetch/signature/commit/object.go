@@ -78,9 +78,9 @@ func (o object) isSSH() bool {
 	return bytes.HasPrefix(o.signature, []byte("-----BEGIN SSH SIGNATURE-----\n"))
 }
 
-// Identify returns the SHA-256, in hex, of a commit object without its signature, if it has one, and its date, zero if
-// that is not clear. The name by which git knows the object also covers the bytes of the signature, which anybody can
-// change without making it invalid: line breaks of the armour, text after it, and what a signature algorithm allows.
+// Identify returns the SHA-256, in hex, of a commit object without its signature, and the date of the commit. The date is
+// zero unless the object has exactly one. The name of the object in git also covers the bytes of the signature. Anybody can
+// change these without making the signature invalid: line breaks of the armour, text after it, and what an algorithm allows.
 func Identify(object []byte) (signed string, committed time.Time) {
 	o := split(object)
 	if o.dates != 1 {

@@ -16,7 +16,7 @@ import (
 // minRSABits is the minimum length of RSA keys. ssh-keygen accepts 1024.
 const minRSABits = 2048
 
-// verifySSH judges an armoured SSH signature of message. A signer is valid if one of its lines is.
+// verifySSH judges an armoured SSH signature of message. It is enough that one line of the key accepts the signature.
 func verifySSH(signers []allowedSigner, message, armoured []byte, namespace string, at time.Time) (allowedSigner, error) {
 	block, rest := pem.Decode(armoured)
 	if block == nil || len(bytes.TrimSpace(rest)) > 0 || block.Type != sshsig.PEMType || len(block.Headers) > 0 {
@@ -27,7 +27,7 @@ func verifySSH(signers []allowedSigner, message, armoured []byte, namespace stri
 		return allowedSigner{}, signature.Errorf(signature.Malformed, "the SSH signature is damaged")
 	}
 	id := ssh.FingerprintSHA256(sig.PublicKey)
-	failed := signature.Errorf(signature.UnknownKey, "it is signed by key %s, which is not in %s", id, allowedSigners)
+	failed := signature.Errorf(signature.UnknownKey, "it is signed by key %s, which is not in the file %s", id, allowedSigners)
 	for _, s := range signers {
 		if !bytes.Equal(s.key.Marshal(), sig.PublicKey.Marshal()) {
 			continue
