@@ -14,7 +14,7 @@ import (
 // Sink receives the bytes of an image in order. *disk.Part implements it. Another Sink gets only zeros and whole chunks. Its
 // plan must be by a chunk manifest without seeds, or of a single chunk.
 type Sink interface {
-	// AppendChunk and AppendZeros are those of disk.Part.
+	// AppendChunk and AppendZeros have the contracts of the methods of disk.Part.
 	AppendChunk(buf []byte, length int64, hash disk.ChunkHash) ([]byte, error)
 	AppendZeros(length int64) error
 }

@@ -153,5 +153,5 @@ func (h *Health) NoProvider(after time.Duration) error {
 		}
 	}
 	reason := cmp.Or(strings.Join(failures, "; "), "no other node has a ready copy")
-	return &fetch.Error{Class: fetch.Network, Err: fmt.Errorf("no source for %v: %s", after, reason)}
+	return &fetch.Error{Class: fetch.Network, Err: fmt.Errorf("no usable source for %v: %s", after, reason)}
 }

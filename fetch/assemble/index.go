@@ -117,8 +117,8 @@ func (l *items) follows(here location) bool {
 }
 
 // isZero reports whether the item i is zeros. To compute the id of zeros costs as much as to hash them. Therefore isZero
-// computes it only for lengths in runs of zeros: the greatest length, that of two equal items in a row, and that of the last
-// item.
+// computes it only for lengths in runs of zeros: the greatest length, the length of two equal items in a row, and the length
+// of the last item.
 func (l *items) isZero(n int64, i caibx.Item) bool {
 	h := l.Header()
 	id, known := l.zeroIDs[i.Length]

@@ -47,8 +47,8 @@ type run struct {
 }
 
 const (
-	// maxRun limits the segments of a run, and thus the time of nextRun. maxMissingRun limits those of a missing run, and thus
-	// their memory.
+	// maxRun limits the segments of a run, and thus the time of nextRun. maxMissingRun limits the segments of a missing run, and
+	// thus their memory.
 	maxRun, maxMissingRun = 1 << 16, 1 << 10
 )
 
@@ -136,7 +136,7 @@ type Survey struct {
 	Missing int64 // of the segments from the providers; a repeated item of an index counts once
 }
 
-// Survey counts the bytes of the image, and those that are missing from an offset on.
+// Survey counts the bytes of the image, and the bytes from an offset on that are missing.
 func (p *Plan) Survey(ctx context.Context, offset int64) (Survey, error) {
 	s := Survey{Size: p.size()}
 	from := s.Size // the segment that contains offset is missing as a whole

@@ -234,7 +234,7 @@ func (q *queue) next(length int64) []*segment {
 		return nil
 	}
 	isFree := func(s *segment) bool { return s.by == nil && !s.done }
-	begin := slices.IndexFunc(q.segments, isFree) // there is one
+	begin := slices.IndexFunc(q.segments, isFree) // a segment is free
 	first, end := q.segments[begin], begin+1
 	for ; end < len(q.segments); end++ {
 		s := q.segments[end]

@@ -110,8 +110,8 @@ func (s *scheduler) step(ctx context.Context) (changed chan struct{}, wait time.
 	return q.changed, wait, nil
 }
 
-// leastBusy returns the providers that can get another request, those with the fewest requests first. The caller holds the
-// mutex of the queue.
+// leastBusy returns the providers that can get another request. Hosts with the fewest requests come first, and the Reserve
+// comes last. The caller holds the mutex of the queue.
 func (s *scheduler) leastBusy() []Candidate {
 	if len(s.queue.running) >= maxRequests {
 		return nil

@@ -103,7 +103,7 @@ func openSeedIndex(ctx context.Context, part *disk.Part, s Seed, h caibx.Header)
 func storedTable(part *disk.Part, f *os.File, imageSize, limit int64) (*caibx.Table, error) {
 	info, err := f.Stat()
 	if err == nil && info.Size() > limit {
-		err = errors.New("there is no space for it")
+		err = errors.New("there is no space for the index of a seed")
 	}
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
@@ -135,7 +135,7 @@ func (s *seed) find(i caibx.Item) (offset int64, found bool) {
 	return own.Offset, own.Length == i.Length && s.isGood(own.Offset, own.Length)
 }
 
-// isGood reports whether a range has no chunk of the manifest that is known as damaged.
+// isGood reports whether no chunk of the manifest in a range is known as damaged.
 func (s *seed) isGood(offset, length int64) bool {
 	if len(s.bad) == 0 {
 		return true

@@ -77,8 +77,8 @@ var (
 	unescape   = strings.NewReplacer(`\\`, `\`, `\n`, "\n", `\r`, "\r")
 )
 
-// Parse parses the output of sha256sum and sha512sum, of the BSD programs with the same purpose, and of
-// others: docs/sources.md has a table. It ignores all other lines, such as comments and the armour of a clear-signed
+// Parse parses the output of sha256sum and sha512sum, of the BSD programs with the same purpose, and of other
+// programs: docs/sources.md has a table. It ignores all other lines, such as comments and the armour of a clear-signed
 // file. base is the name of the list.
 func Parse(b []byte, base string) *List {
 	var s List
@@ -165,7 +165,7 @@ func (s *List) Malformed() error {
 	if s.malformed == "" {
 		return nil
 	}
-	return fmt.Errorf("the checksum list is malformed: a checksum has %d hex digits", len(s.malformed))
+	return fmt.Errorf("the checksum list is malformed: a checksum of %d hex digits has the wrong length", len(s.malformed))
 }
 
 // Find returns the digests of an image. list is the path of the list, and paths are the paths of the image on its servers:

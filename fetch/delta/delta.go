@@ -143,7 +143,7 @@ func (d *Download) begin(ctx context.Context, part *disk.Part, u *upstream, s as
 	return err
 }
 
-// compare returns an *indexError unless the bytes of the partial file are those of the index.
+// compare returns an *indexError unless the bytes of the partial file match the index.
 func compare(ctx context.Context, part *disk.Part, index *caibx.Table) error {
 	if size := part.Source().Size; size >= 0 && size != index.ImageSize() {
 		return &indexError{err: fmt.Errorf("the index is of a file of %d bytes, but the file has %d", index.ImageSize(), size)}

@@ -47,7 +47,7 @@ func (c *StateCache) Publish(s model.Node) {
 	c.current = next
 }
 
-// latest returns the published snapshot (nil before the first one) and a channel that is closed when
+// latest returns the published snapshot (nil before the first Publish) and a channel that is closed when
 // the ETag changes.
 func (c *StateCache) latest() (*snapshot, <-chan struct{}) {
 	c.mu.Lock()

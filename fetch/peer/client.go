@@ -51,7 +51,7 @@ type Source struct {
 }
 
 // contents describes the bytes that a source offers, as its node claims. Two sources with the same digest
-// of the image have different contents only if at least one of their nodes lies.
+// of the image may have different contents if one of their nodes lies.
 type contents struct {
 	manifest ident.Digest
 	size     int64
@@ -219,7 +219,7 @@ func (c *Client) httpClient() *http.Client {
 
 var (
 	errTimeout   = errors.New("no response in time")
-	errNoAddress = errors.New("no address is declared for this node")
+	errNoAddress = errors.New("no address is declared for this node: declare it in nodes")
 )
 
 // stripAddress removes the addresses and ports of a single attempt from an error. A repeated failure

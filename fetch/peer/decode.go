@@ -14,7 +14,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/jsonscan"
 )
 
-// Limits of what a peer says. Scope has those that depend on the configuration.
+// Limits of a whole state. Scope has the limits that depend on the configuration.
 const maxDisks = 1024
 
 // Limits of single values.

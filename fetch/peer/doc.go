@@ -47,7 +47,7 @@
 //
 // Users, browsers and other programs download an image with
 //
-//	/v1/images/NAME/download                    the declared generation, or that of ?uuid=UUID
+//	/v1/images/NAME/download                    the declared generation, or generation ?uuid=UUID
 //	/v1/images/NAME/download?compress=gzip      compressed while it is sent; or zstd
 //
 // These routes support GET and HEAD, one range, If-Range and If-None-Match. A request for several

@@ -80,7 +80,7 @@ func (t *transfer) receiveIndex(ctx context.Context, part *disk.Part, m *disk.Ma
 	return err
 }
 
-var errLargeIndex = errors.New("the index is large, compared with what is missing")
+var errLargeIndex = errors.New("the index is too large, compared with what is missing")
 
 func (t *transfer) receiveIndexFrom(ctx context.Context, s Source, f *os.File, limit int64) error {
 	body, length, err := t.pull.Client.openWhole(ctx, s.request("index"))

@@ -159,7 +159,7 @@ func TestSetPeersReplacesThePeers(t *testing.T) {
 		if len(all) != 2 || all["node2"].State.Node != "node2" {
 			t.Errorf("got %+v", all)
 		}
-		if a := all["node3"]; !a.Polled || a.Problem != "no address is declared for this node" {
+		if a := all["node3"]; !a.Polled || a.Problem != "no address is declared for this node: declare it in nodes" {
 			t.Errorf("got %+v", a)
 		}
 		before := network.nodes["node1"].requests.Load()
@@ -180,7 +180,7 @@ func TestSetPeersForgetsAPeerAtANewAddress(t *testing.T) {
 		p.SetPeers(t.Context(), targets(map[string]string{"node1": "http://node2:8000"}))
 		synctest.Wait()
 		a := p.Observations()["node1"]
-		if !strings.HasSuffix(a.Problem, "is node node2, not node1") || !a.LastSuccess.IsZero() {
+		if !strings.HasSuffix(a.Problem, "is node node2, not node1: correct the address of node1") || !a.LastSuccess.IsZero() {
 			t.Errorf("got %+v", a)
 		}
 	})

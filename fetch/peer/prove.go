@@ -155,7 +155,7 @@ const (
 )
 
 // proof sends one chunk of a copy. It reads the chunk past the page cache, because the medium may have lost
-// what the cache has. It compares the chunk with the chunk manifest, and reports damage instead of sending it.
+// what the cache has. It sends no chunk that does not match the chunk manifest, but reports the damage.
 func (s *Server) proof(w http.ResponseWriter, r *http.Request, c localCopy) *httperror.Error {
 	ctx, cancel := context.WithTimeout(r.Context(), proofTimeout)
 	defer cancel()

@@ -353,7 +353,7 @@ func (t *transfer) receiveManifestFrom(ctx context.Context, s Source, receive Ma
 		return m, nil
 	}
 	if _, ok := errors.AsType[*disk.ChecksumError](err); ok || errors.Is(err, disk.ErrNoManifest) {
-		return nil, &InvalidDataError{s.Node, s.Disk, fmt.Errorf("its chunk manifest is not the one in its state: %w", err)}
+		return nil, &InvalidDataError{s.Node, s.Disk, fmt.Errorf("its chunk manifest does not match the state of the node: %w", err)}
 	}
 	return nil, err
 }

@@ -108,7 +108,7 @@ func (c *Client) readState(resp *http.Response, at Address, scope Scope) (model.
 		return model.Node{}, cost, fmt.Errorf("query %s: %w", at.URL, stripAddress(err))
 	}
 	if s.Node != at.Node {
-		return model.Node{}, cost, fmt.Errorf("%s is node %s, not %s", at.URL, s.Node, at.Node)
+		return model.Node{}, cost, fmt.Errorf("%s is node %s, not %[3]s: correct the address of %[3]s", at.URL, s.Node, at.Node)
 	}
 	return s, cost, nil
 }

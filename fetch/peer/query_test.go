@@ -41,7 +41,7 @@ func TestClientRejectsStateOfAnotherNode(t *testing.T) {
 	n := startNode(t, "node1")
 	n.cache.Publish(stateWith("node1", 1))
 	c, at := newClient(t), Address{Node: "node2", URL: n.URL}
-	want := n.URL + " is node node1, not node2"
+	want := n.URL + " is node node1, not node2: correct the address of node2"
 	if _, _, err := c.State(t.Context(), at, "", 0); err == nil || err.Error() != want {
 		t.Errorf("state: got %v, want %s", err, want)
 	}

@@ -39,7 +39,7 @@ const (
 // hasDisk reports whether a disk of the node is declared.
 func (s Scope) hasDisk(name string) bool { return s.Disks == nil || s.Disks[name] }
 
-// hasImage reports whether an image is declared. It returns true for "", the whole configuration.
+// hasImage reports whether an image is declared. It returns true for "", which stands for the whole configuration.
 func (s Scope) hasImage(name string) bool {
 	_, declared := s.Images[name]
 	return declared || name == "" || s.Images == nil
@@ -53,7 +53,7 @@ const conditionsOfImage = 8
 // places returns the number of copies for which the configuration has a place on the node.
 func (s Scope) places() int { return len(s.Disks) * (len(s.Images) + s.Listed) }
 
-// maxOthers returns how many copies are kept in addition to those of the declared generations.
+// maxOthers returns how many copies are kept in addition to the copies of the declared generations.
 func (s Scope) maxOthers() int { return minOthers + otherGenerations*s.places() + len(s.Disks)*s.Kept }
 
 // maxStateSize returns the limit of the JSON of a state, both compressed and decompressed.

@@ -113,7 +113,7 @@ func (s *Server) sendBeside(w http.ResponseWriter, r *http.Request, open func(lo
 	defer release(s.manifests)
 	file, closer, size, err := open(c)
 	if errors.Is(err, fs.ErrNotExist) {
-		return httperror.New(http.StatusNotFound, "%s on disk %s has no such file", c.id, c.diskName)
+		return httperror.New(http.StatusNotFound, "%s on disk %s does not have the requested file", c.id, c.diskName)
 	}
 	if err != nil {
 		return httperror.New(http.StatusConflict, "%v", err)

@@ -44,7 +44,7 @@ func Open(c *fetch.Client, to, credentials string) (*Destination, error) {
 	case err != nil:
 		return nil, err
 	case !info.IsDir():
-		return nil, fmt.Errorf("%s is not a folder", path)
+		return nil, fmt.Errorf("%s is not a folder: use a folder or an s3:// address", path)
 	}
 	s, err := backup.Open(c, path, credentials)
 	return &Destination{s}, err

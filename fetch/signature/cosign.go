@@ -30,7 +30,7 @@ func (k *Keys) addCosign(name string, b []byte) error {
 	for rest := bytes.TrimSpace(b); len(rest) > 0; rest = bytes.TrimSpace(rest) {
 		var block *pem.Block
 		if block, rest = pem.Decode(rest); block == nil {
-			return Errorf(BadKeyFile, "%s is not a public key in PEM", name)
+			return Errorf(BadKeyFile, "%s is not a public key in PEM: replace or remove it", name)
 		}
 		found++
 		if strings.HasSuffix(block.Type, "PRIVATE KEY") {
@@ -44,7 +44,7 @@ func (k *Keys) addCosign(name string, b []byte) error {
 		k.cosign = append(k.cosign, key)
 	}
 	if found == 0 {
-		return Errorf(BadKeyFile, "%s is empty", name)
+		return Errorf(BadKeyFile, "%s is empty: replace or remove it", name)
 	}
 	return nil
 }

@@ -21,7 +21,7 @@
 //     other answer is an *Error with a Reason.
 //  3. The time that counts for the expiry of an OpenPGP key is the time of the signature: a list stays valid when its key
 //     expires later, with a Warning. A revoked key is never accepted, whatever the reason and the time of its revocation.
-//  4. Of several OpenPGP signatures, one that is valid is enough. Signatures by other keys are passed over.
+//  4. Of several OpenPGP signatures, one valid signature is enough. Signatures by keys outside the folder are ignored.
 //  5. Of a clearsigned list, only the signed text is returned, never what precedes or follows it.
 //  6. Memory and time are bounded: MaxSize for signatures, MaxList for lists, MaxKeyFile for files with keys. A Verifier needs
 //     the same memory for an image of any size.

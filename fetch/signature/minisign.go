@@ -28,13 +28,13 @@ func (k *Keys) addMinisign(name string, b []byte) error {
 	}
 	var p minisign.PublicKey
 	if raw, ok := publicKey42(b); !ok || string(raw[:2]) != "Ed" || p.UnmarshalText(bytes.TrimSpace(b)) != nil {
-		return Errorf(BadKeyFile, "%s is not a minisign public key", name)
+		return Errorf(BadKeyFile, "%s is not a minisign public key: replace or remove it", name)
 	}
 	k.minisign = append(k.minisign, minisignKey{p.ID(), p})
 	return nil
 }
 
-// isSecretKey reports whether the comment in the first line is that of a secret key.
+// isSecretKey reports whether the comment in the first line names a secret key.
 func isSecretKey(b []byte) bool {
 	first, _, _ := bytes.Cut(b, []byte("\n"))
 	return bytes.Contains(bytes.ToLower(first), []byte("secret key"))

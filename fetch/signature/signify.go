@@ -19,7 +19,7 @@ func (k *Keys) addSignify(name string, b []byte) error {
 	}
 	raw, ok := publicKey42(b)
 	if !ok || string(raw[:2]) != "Ed" {
-		return Errorf(BadKeyFile, "%s is not a signify public key", name)
+		return Errorf(BadKeyFile, "%s is not a signify public key: replace or remove it", name)
 	}
 	k.signify = append(k.signify, signifyKey{[8]byte(raw[2:10]), raw[10:]})
 	return nil

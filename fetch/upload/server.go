@@ -131,7 +131,7 @@ func (*Server) options(w http.ResponseWriter) {
 	w.WriteHeader(http.StatusNoContent)
 }
 
-// find returns the session of an upload, also of one that ended recently.
+// find returns the session of an upload that is in progress or ended recently.
 func (s *Server) find(id string) (*Session, error) {
 	if one := s.sessions.find(id); one != nil {
 		return one, nil
@@ -173,7 +173,7 @@ func setOffsetHeaders(h http.Header, i info) {
 	}
 }
 
-// errReady is the response to a request that would change an image that is ready.
+// errReady is the response to a request that would change a ready image.
 var errReady error = httperror.New(http.StatusConflict, "the upload has ended: the image is ready")
 
 func terminate(w http.ResponseWriter, r *http.Request, one *Session) error {

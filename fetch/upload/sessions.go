@@ -146,7 +146,7 @@ func (s *Sessions) drop(one *Session) {
 	}
 }
 
-// find returns the session of an upload in progress, or of one that ended recently; nil: there is none.
+// find returns the session of an upload that is in progress or ended recently; nil: there is no such upload.
 func (s *Sessions) find(id string) *Session {
 	s.mu.Lock()
 	defer s.mu.Unlock()

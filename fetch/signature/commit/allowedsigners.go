@@ -20,8 +20,8 @@ type allowedSigner struct {
 	after, before time.Time
 }
 
-// parseAllowedSigners parses the file, whose format is that of ssh-keygen(1), section ALLOWED SIGNERS. A line that cannot be
-// read is an error of the whole file, because options restrict keys. Lines with cert-authority are errors, too:
+// parseAllowedSigners parses the file. ssh-keygen(1) has the format in the section ALLOWED SIGNERS. A line that cannot be
+// read is an error of the whole file, because the line may restrict a key. Lines with cert-authority are errors, too:
 // certificates are not supported.
 func parseAllowedSigners(b []byte) ([]allowedSigner, error) {
 	var signers []allowedSigner

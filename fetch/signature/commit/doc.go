@@ -15,7 +15,7 @@
 //  3. A folder with a file that cannot be read verifies nothing. Commits signed by X.509, and commits with two signatures,
 //     are rejected.
 //  4. The validity of an SSH key is judged at the time of the committer, as git does. The caller compares that time with
-//     those of earlier commits: otherwise an expired key could sign with an old date. RSA keys need 2048 bits, and
+//     the times of earlier commits: otherwise an expired key could sign with an old date. RSA keys need 2048 bits, and
 //     signatures with SHA-1 are rejected, unlike with ssh-keygen.
 //  5. Two commits with the same Identify differ at most in the bytes of their signatures.
 //

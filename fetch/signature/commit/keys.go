@@ -44,7 +44,7 @@ func ReadKeys(dir string) (*Keys, error) {
 		}
 	}
 	if k.openPGP == nil && len(k.ssh) == 0 {
-		return nil, signature.Errorf(signature.NoKeys, "folder %s contains neither %s nor a file *.asc or *.gpg",
+		return nil, signature.Errorf(signature.NoKeys, "folder %s contains neither %s nor a file *.asc or *.gpg: put the keys there",
 			dir, allowedSigners)
 	}
 	return k, nil
