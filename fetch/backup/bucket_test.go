@@ -138,7 +138,7 @@ func TestBucketErrors(t *testing.T) {
 		{respond(listHead + "<IsTruncated>true</IsTruncated></ListBucketResult>"), fetch.Refused, "not respond like an S3", "list"},
 		{respond(listHead + "<Contents><Key>other/place</Key></Contents></ListBucketResult>"), fetch.Refused, "outside of the requested folder", "list"},
 		{respond(listHead + "<Contents><Key>deep/folder/below/it</Key></Contents></ListBucketResult>"), fetch.Refused, "outside of the requested folder", "list"},
-		{respond(listHead + "<Contents><Key>deep/folder/a</Key><Size>1e9</Size></Contents></ListBucketResult>"), fetch.Refused, "not respond as an S3", "list"},
+		{respond(listHead + "<Contents><Key>deep/folder/a</Key><Size>1e9</Size></Contents></ListBucketResult>"), fetch.Refused, "not respond like an S3", "list"},
 		{respond(listHead + strings.Repeat(" ", 5<<20) + "</ListBucketResult>"), fetch.Refused, "more than 4 MiB", "list"},
 		{abort, fetch.Dropped, "connection broke", "put list remove get"},
 	} {
