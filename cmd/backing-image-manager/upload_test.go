@@ -26,7 +26,7 @@ func TestUploadSucceedsIfTheImageBecomesReadyWithTheSameBytes(t *testing.T) {
 		err  string
 	}{
 		{"the same", 1024, ""}, {"others", 1024, "does not know the upload any more; parrot is ready"}, {"none", 1024, "does not know the upload"},
-		{"the same", 5 << 20, ""}, {"others", 5 << 20, "refuses: there is no such upload (it has"}, {"none", 5 << 20, "refuses: there is no such upload"},
+		{"the same", 5 << 20, ""}, {"others", 5 << 20, "refuses: there is no such upload (the image has"}, {"none", 5 << 20, "refuses: there is no such upload"},
 	} {
 		file := filepath.Join(t.TempDir(), "parrot.raw")
 		if err := os.WriteFile(file, fetchtest.Random(1, tt.size), 0o600); err != nil {
