@@ -58,7 +58,7 @@ func TestDecodeRejectsInvalidStates(t *testing.T) {
 		{"a SHA-512 as manifestDigest", stateWithCopy(`,"manifestDigest":"` + sha512 + `"`), "algorithm"},
 		{"an invalid time", stateWithCopy(`,"verifiedAt":"yesterday"`), "yesterday"},
 		{"a long copy", stateWithCopy(`,"message":"` + strings.Repeat("m", 2*maxElement) + `"`), "more than 65536 bytes"},
-		{"deep nesting", `{"version":1,"a":` + strings.Repeat(`{"a":`, 20000), "depth"},
+		{"deep nesting", `{"version":1,"a":` + strings.Repeat(`{"a":`, 20000), "100 levels"},
 	} {
 		_, err := decodeState(strings.NewReader(test.text), Scope{})
 		if err == nil || !strings.Contains(err.Error(), test.message) {
