@@ -140,7 +140,7 @@ func (u *unpackReader) explain(err error) error {
 	case foreign && u.size > 0:
 		zeros, err := u.in.skip(read)
 		if err == nil && !zeros && !u.trailer {
-			err = errors.New("other bytes follow the packed ones, such as a signature: declare checksum or packedChecksum to accept the file as it is, or remove them")
+			err = errors.New("other bytes follow the packed ones, such as a signature: remove these bytes from the file, or declare checksum or packedChecksum to accept the file as it is")
 		}
 		if err == nil {
 			return io.EOF

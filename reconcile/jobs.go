@@ -50,7 +50,7 @@ type Counts struct {
 	// Failed has the number of actions that failed, by the class of their error: see
 	// job.FailureClass.
 	Failed map[string]int64
-	// Proofs has the number of requested proofs of copies on other nodes, by outcome.
+	// Proofs has the number of requested proofs of copies, by outcome.
 	Proofs map[plan.ProofResult]int64
 	// Reports are the status documents that were sent to settings.report, and Notifications the messages to settings.notify.
 	Reports, Notifications delivery.Counts

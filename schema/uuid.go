@@ -31,7 +31,7 @@ import (
 //	"clone", name of the source image, encryption (ignore, encrypt or decrypt)
 //
 // The formula is frozen: another formula would declare a new generation of every
-// image on every disk. testdata/uuid.txt has test vectors.
+// image on every disk. schema/load/testdata/uuid.txt has test vectors.
 func UUID(name string, checksum ident.Digest, source Source) string {
 	h := sha256.New()
 	for _, f := range append([]string{"backing-image-uuid-1", name}, identifying(checksum, source)...) {

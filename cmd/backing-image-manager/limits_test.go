@@ -306,7 +306,7 @@ func (d *hostileDaemon) declares(t *testing.T, image string) bool {
 // rejects reports whether the configuration as a whole is over a limit, so that the last one stays in force.
 func (d *hostileDaemon) rejects(t *testing.T) bool {
 	t.Helper()
-	return strings.Contains(d.get(t, "/v1/status"), "declare less in one directory: see the limits in the configuration reference")
+	return strings.Contains(d.get(t, "/v1/status"), "declare less in one directory: see the limits of the configuration in the operations guide")
 }
 
 // until waits until a condition is true. It asks once in an interval, because each response takes

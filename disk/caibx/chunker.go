@@ -46,8 +46,8 @@ func discriminator(s Sizes) uint32 {
 
 // Next returns how many bytes of b[at:] belong to the current chunk, and whether the chunk ends with
 // them. If it ends, the next call begins a new chunk. If not, all bytes of b[at:] belong to the chunk.
-// b[:at] must end with the last windowSize bytes of the chunk that earlier calls have passed. The last
-// chunk of a stream ends with the stream.
+// Before b[at:], b must have the bytes of the current chunk that earlier calls consumed: all of them, or the
+// last windowSize bytes. The last chunk of a stream ends with the stream.
 func (c *Chunker) Next(b []byte, at int) (n int, end bool) {
 	from := at + int(max(0, min(int64(len(b)-at), c.first-c.length)))
 	if c.length < c.first {

@@ -64,8 +64,8 @@ type Disk struct {
 	// Disputed is why the identity of the disk is doubtful: disks of two nodes have the same uuid. Nothing is deleted
 	// from it, and no deletion counts on its copies. "": there is no doubt.
 	Disputed string `json:"disputed,omitempty"`
-	// UsageUnknown is why it is not known which copies are in use (U2); "": it is known. All
-	// copies of its node then count as in use (U7), until a person repairs the metadata.
+	// UsageUnknown is why it is not known which copies are in use (U2). While it is set, all copies of
+	// the node count as in use (U7), until a person repairs the metadata. "": it is known.
 	UsageUnknown string `json:"usageUnknown,omitempty"`
 	// ClockStepped: the wall clock was set after the times beside the copies were recorded,
 	// so their clean-up intervals restart.

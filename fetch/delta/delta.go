@@ -56,8 +56,8 @@ func (d *Download) Into(ctx context.Context, part *disk.Part) error {
 	return fetch.ClassifyDiskError(smallerNeed(unusable.err, d.Client.Download(ctx, whole, part, d.Progress)))
 }
 
-// smallerNeed returns the error whole of a download of the whole file. If the download by the index had no space either, it
-// returns the error that needs less space: a right index knows the zeros of the image.
+// smallerNeed chooses the error of two failed downloads. Usually that is whole, the error of the download of the whole file. If
+// both failed for lack of space, it is the one with the smaller need: a correct index knows which parts are zeros.
 func smallerNeed(byIndex, whole error) error {
 	a, ok := errors.AsType[*disk.NoSpaceError](byIndex)
 	b, alsoWhole := errors.AsType[*disk.NoSpaceError](whole)

@@ -120,8 +120,8 @@ func (p *partialFile) sinkFrom(offset int64) sink {
 	return &flushingSink{to, p.f, flushEvery}
 }
 
-// reader returns a function that fills a buffer with the next chunk, which must have its length, and returns the length of the chunk
-// in the partial file.
+// reader returns a function that reads the next chunk. Its argument must be exactly as long as the chunk. The function returns how many
+// bytes the chunk takes in the partial file, where it may be compressed.
 func (p *partialFile) reader() (func(chunk []byte) (length int64, err error), error) {
 	if _, err := p.f.Seek(0, io.SeekStart); err != nil {
 		return nil, err

@@ -216,8 +216,8 @@ func (m *commitMemory) check(ctx context.Context, disks map[ident.DiskRef]*disk.
 	return nil
 }
 
-// compare returns an error if the current commit does not descend from the commit last, or is dated before it. what says in
-// the error which commit last is.
+// compare returns an error if the current commit does not descend from the commit last, or is dated before it. The error
+// describes the commit last by the text in what.
 func (m *commitMemory) compare(ctx context.Context, last disk.ConfigCommit, what string) error {
 	key := [2]string{m.current.Name, last.Name}
 	d, known := m.descents[key]

@@ -53,7 +53,7 @@ func (j Job) rewriteUnreadable(ctx context.Context, id ident.ID, readErr error) 
 }
 
 // repair rewrites the chunks of a copy that are wrong or cannot be read. It takes each from the
-// first source that has it: other disks of this node, or else other nodes and the upstream.
+// first source that has it: other copies on this node, or else other nodes and the upstream.
 func (j Job) repair(ctx context.Context, id ident.ID) error {
 	pull, done := j.newPull()
 	defer done()

@@ -68,7 +68,7 @@ func NewAction(op model.Op, ref ident.CopyRef, reason model.Reason, bytes int64)
 	return Action{Op: op, Image: ref.ID.Name, UUID: ref.ID.UUID, Node: ref.Disk.Node, Disk: ref.Disk.Disk, Reason: reason, Bytes: bytes}
 }
 
-// wait returns a wait that ends without help at an unknown time.
+// wait returns a wait of which nobody knows when it ends, and whether without help.
 func wait(ref ident.CopyRef, reason model.Reason) Action {
 	return NewAction(model.Wait, ref, reason, 0)
 }

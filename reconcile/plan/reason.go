@@ -48,7 +48,7 @@ const (
 	CodeCloneNotReady    model.Code = "clone-not-ready"   // the image that is cloned has no ready copy
 	CodeCloneConflict    model.Code = "clone-conflict"    // the copies of the image that is cloned differ
 	CodeDigestPinned     model.Code = "digest-pinned"     // new bytes may replace lost ones only after the recovery interval
-	CodePeerUnsettled    model.Code = "peer-unsettled"    // a copy on another node has a pending deletion or is verified first
+	CodePeerUnsettled    model.Code = "peer-unsettled"    // a copy on another node has a pending deletion
 	CodePeerUnqueried    model.Code = "peer-unqueried"    // another node has not responded yet
 	CodePeerUnreachable  model.Code = "peer-unreachable"  // another node does not respond
 	CodePeerConfig       model.Code = "peer-config"       // another node has another configuration, or an invalid one

@@ -43,9 +43,9 @@ func (c *ClusterPlan) Compare(old ClusterPlan) {
 	d := NewDifference(old.desired.Config, c.desired.Config)
 	d.Unrelated = len(c.Plan.Actions) - len(c.caused.Actions)
 	c.Diff = &d
-	// The numbers of the risk count the caused actions only. The lists have the entries of the
-	// whole plan without the entries of the old plan. Caused actions and other actions can fill
-	// a disk together.
+	// The counts of the risk are those of the caused actions. Its lists are those of the whole plan,
+	// without the entries of the old plan, because a caused action and another action can together
+	// fill a disk.
 	risk, whole := forecast.New(c.cluster, c.desired, c.caused).Risk, c.Forecast.Risk
 	risk.LosesAll, risk.BelowReserve, risk.BelowCopies = whole.LosesAll, whole.BelowReserve, whole.BelowCopies
 	c.Forecast.Risk = risk.Without(old.Forecast.Risk)

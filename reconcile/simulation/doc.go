@@ -38,7 +38,8 @@
 //	deletion_record_test.go, deletion_rules_test.go, firstcopy_rules_test.go, clone_test.go,
 //	placement_test.go, heal_test.go, converge_test.go   the rules
 //	simulation_test.go, trace_test.go   one run, many runs, what a run prints
-//	three_nodes_test.go  single cases with fixed events
+//	three_nodes_test.go, compromised_cases_test.go   single cases with fixed events
+//	shared_test.go, idle_test.go   disks that show one folder; clusters without events
 //	mutants_test.go     product code with one rule removed, which the simulation must detect
 //
 // To replay seed N of "make simulate", with all events:

@@ -108,7 +108,7 @@ func (p *parsedFile) surplus(what int) *parsedFile {
 
 func (p *parsedFile) leftOut(message string) *parsedFile {
 	out := &parsedFile{File: manifest.File{Path: p.Path}}
-	out.AddProblem(document.Position{File: p.Path}, nil, message, "declare less in one directory: see the limits in the configuration reference")
+	out.AddProblem(document.Position{File: p.Path}, nil, message, "declare less in one directory: see the limits of the configuration in the operations guide")
 	return out
 }
 

@@ -304,7 +304,7 @@ func (l *Loader) nothingDeclared(files []*parsedFile, d definitions) Result {
 
 // tooMany is the result of a directory that would cost the nodes too much time or memory.
 func (l *Loader) tooMany(message string) Result {
-	return l.notApplied(document.Problem{Message: message, Hint: "declare less in one directory: see the limits in the configuration reference"})
+	return l.notApplied(document.Problem{Message: message, Hint: "declare less in one directory: see the limits of the configuration in the operations guide"})
 }
 
 // notApplied is the result of a directory that has a problem as a whole. The Result contains the last

@@ -297,7 +297,7 @@ func checkNodeName(name string) error {
 	return fmt.Errorf("name %.60q: use letters, digits, \"_\", \".\" and \"-\", and begin with a letter or digit", name)
 }
 
-// explains reports whether a mistake that is reported already causes a problem at a path: the mistake is at the path or
+// explains reports whether a reported mistake is the cause of a problem at a path: the mistake is at the path or
 // below it. A missing field beside an unknown field counts as reported, because the unknown field is probably misspelled.
 func (s *structure) explains(at document.Path) bool {
 	within := func(p document.Path) bool { return p.Within(at) }
