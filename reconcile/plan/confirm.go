@@ -31,7 +31,7 @@ func (ix *Round) NodesToQuery(a Action) []string {
 	d, o := ix.Desired, ix.Observed
 	image, declared := d.Config.Images[a.Image]
 	if !declared || image.ID != a.CopyRef().ID && needsProofs(o, a) {
-		return ix.otherNodes()
+		return ix.others
 	}
 	nodes := map[string]bool{}
 	s := newImageState(ix, image)

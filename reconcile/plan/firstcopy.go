@@ -236,7 +236,7 @@ func unsettledCopy(s *imageState) model.Reason {
 
 // waitForNode returns why the first copy waits for another node, and until when: the longest wait.
 func waitForNode(s *imageState) (reason model.Reason, until time.Time) {
-	for _, name := range s.ix.otherNodes() {
+	for _, name := range s.ix.others {
 		peer, queried := s.ix.Observed.Peers[name]
 		if peer.Outdated {
 			return because(CodePeerUnqueried, "node %s has not responded yet under this configuration", name), time.Time{}

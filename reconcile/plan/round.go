@@ -73,8 +73,9 @@ func newIndex(d Desired, o Observed) *index {
 func NewRound(d Desired, o Observed) *Round { return newRound(d, o, newIndex(d, o)) }
 
 func newRound(d Desired, o Observed, ix *index) *Round {
+	others := slices.DeleteFunc(slices.Sorted(maps.Keys(d.Config.Nodes)), func(name string) bool { return name == d.Node })
 	return &Round{
-		view: view{d, o}, index: ix, ownDisks: keep(ix.disks, d.Owns), needs: needsOf(o), usageUnknown: unknownUsers(d, o),
+		view: view{d, o, others}, index: ix, ownDisks: keep(ix.disks, d.Owns), needs: needsOf(o), usageUnknown: unknownUsers(d, o),
 		unknownUsages: map[model.Code]model.Reason{}, ends: map[ident.CopyRef]string{},
 		published: func(ref ident.CopyRef) Rejection {
 			c := o.Disks[ref.Disk].Copies[ref.ID]
@@ -175,6 +176,8 @@ func (ix *Round) withSource(a Action, from ident.CopyRef) Action {
 type view struct {
 	Desired  Desired
 	Observed Observed
+
+	others []string // the other declared nodes, sorted
 }
 
 func (v *view) copyAt(ref ident.CopyRef) model.Copy {
@@ -193,11 +196,6 @@ func (v *view) isCurrent(ref ident.DiskRef) bool {
 func (v *view) sameConfig(node string) bool {
 	peer := v.Observed.Peers[node]
 	return peer.Responds() && peer.ConfigDigest == v.Desired.Digest && v.Desired.Digest != ""
-}
-
-// otherNodes returns the names of the other declared nodes, sorted.
-func (v *view) otherNodes() []string {
-	return slices.DeleteFunc(slices.Sorted(maps.Keys(v.Desired.Config.Nodes)), func(name string) bool { return name == v.Desired.Node })
 }
 
 func (v *view) recoveryInterval() time.Duration {
@@ -219,7 +217,7 @@ func (v *view) giveUpAt(p model.Peer) time.Time {
 
 // ignoredPeers returns the reasons why a deletion cannot count on the copies of some nodes.
 func (v *view) ignoredPeers() (reasons []string) {
-	for _, name := range v.otherNodes() {
+	for _, name := range v.others {
 		// A node with the same configuration is ignored only because it was not queried. It has
 		// no copy to count on.
 		if reason := v.whyIgnored(name); !reason.IsZero() && !v.sameConfig(name) {
