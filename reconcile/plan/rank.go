@@ -70,14 +70,15 @@ func NewDiskList(nodes map[string]schema.Node) DiskList {
 func (l DiskList) rank(image schema.Image, scratch []rankedDisk) *ranking {
 	disks, imageHash := scratch[:0], nameHash(image.ID.Name)
 	for i, first := 0, 0; i < len(l); i++ {
-		if d := l[i]; hasAll(d.nodeTags, image.NodeSelector) && hasAll(d.tags, image.DiskSelector) {
+		if d := &l[i]; hasAll(d.nodeTags, image.NodeSelector) && hasAll(d.tags, image.DiskSelector) {
 			disks = append(disks, rankedDisk{DiskRef: d.DiskRef, score: mix64(imageHash ^ d.hash)})
 		}
 		if i+1 == len(l) || l[i+1].Node != l[i].Node {
-			sameNode := disks[first:] // all in round 0 until now, so that the score decides
-			slices.SortFunc(sameNode, rankedDisk.compare)
-			for j := range sameNode {
-				sameNode[j].round = j
+			if sameNode := disks[first:]; len(sameNode) > 1 { // all in round 0 until now, so that the score decides
+				slices.SortFunc(sameNode, rankedDisk.compare)
+				for j := range sameNode {
+					sameNode[j].round = j
+				}
 			}
 			first = len(disks)
 		}
@@ -100,8 +101,8 @@ func (r *ranking) at(i int) ident.DiskRef {
 			break
 		}
 		least := 0
-		for j := range rest {
-			if rest[j].compare(rest[least]) < 0 {
+		for j := 1; j < len(rest); j++ {
+			if p, q := &rest[j], &rest[least]; p.round < q.round || p.round == q.round && (p.score < q.score || p.score == q.score && p.compare(*q) < 0) {
 				least = j
 			}
 		}
