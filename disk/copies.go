@@ -33,7 +33,7 @@ type Listing struct {
 // List returns the state of every copy. It reads no image data.
 func (d *Disk) List() (Listing, error) {
 	if d.unrestored.Load() && d.removals.TryLock() {
-		d.unrestored.Store(restoreRemoved(d.root) != nil)
+		d.unrestored.Store(errors.Join(restoreRemoved(d.root), removeOldMarks(d.root)) != nil)
 		d.removals.Unlock()
 	}
 	entries, err := imageEntries(d.root)

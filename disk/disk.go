@@ -55,7 +55,7 @@ type Disk struct {
 	leases   leaseProbe
 
 	// unrestored is true if the folder of an interrupted removal could not be restored, because the disk was read-only
-	// or full.
+	// or full, or if marks could not be removed. List tries again.
 	unrestored atomic.Bool
 	removals   sync.RWMutex // each Remove holds it for reading
 }
@@ -199,7 +199,9 @@ func (d *Disk) Lock() (unlock func() error, err error) {
 		_ = unlock() // the first error is returned
 		return nil, fmt.Errorf("restore images of %s whose removal was interrupted: %w", d.path, err)
 	}
-	removeOldMarks(d.root)
+	if removeOldMarks(d.root) != nil {
+		d.unrestored.Store(true)
+	}
 	return unlock, nil
 }
 

@@ -50,9 +50,13 @@ func (d *Disk) Marked(id ident.ID) (bool, error) {
 	return slices.ContainsFunc(entries, isMark), ignoreMissing(err)
 }
 
-// RemoveMark removes the named mark, if it is there.
+// RemoveMark removes the named mark, if it is there. After an error, List tries to remove all marks on the disk.
 func (d *Disk) RemoveMark(id ident.ID, name string) error {
-	return ignoreMissing(d.root.Remove(d.image(id).file(markPrefix + name)))
+	err := ignoreMissing(d.root.Remove(d.image(id).file(markPrefix + name)))
+	if err != nil {
+		d.unrestored.Store(true)
+	}
+	return err
 }
 
 // removeMarks removes all marks in a folder.
@@ -67,15 +71,16 @@ func removeMarks(root *os.Root, folder string) error {
 	return err
 }
 
-// removeOldMarks removes the marks that an earlier process left. A mark that stays does no harm, because each
-// withdrawal uses a new name.
-func removeOldMarks(root *os.Root) {
-	entries, _ := imageEntries(root)
+// removeOldMarks removes all marks: those that an earlier process left, or that could not be removed. A copy with a mark counts
+// for nothing. A running withdrawal whose mark vanishes is cancelled, and tried again.
+func removeOldMarks(root *os.Root) error {
+	entries, err := imageEntries(root)
 	for _, e := range entries {
-		if id, err := ident.ParseID(e.Name()); err == nil && e.IsDir() {
-			_ = removeMarks(root, folderPath(id))
+		if id, parseErr := ident.ParseID(e.Name()); parseErr == nil && e.IsDir() {
+			err = errors.Join(err, removeMarks(root, folderPath(id)))
 		}
 	}
+	return err
 }
 
 func folderID(info os.FileInfo) model.FolderID {

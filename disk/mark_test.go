@@ -7,8 +7,11 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/disk/model"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
 
 // A mark changes neither the state of the copy nor its evidence, is listed nowhere, and disappears with the deletion or at
@@ -63,6 +66,49 @@ func TestMark(t *testing.T) {
 	for _, name := range []string{"", "../../evil", "0123456789ABCDEF", strings.Repeat("a", 17)} {
 		if IsMarkName(name) {
 			t.Errorf("%q is a valid name of a mark", name)
+		}
+	}
+}
+
+// TestMarkIsRemovedLater has a disk that is read-only when a mark is removed. A later listing removes it.
+func TestMarkIsRemovedLater(t *testing.T) {
+	need.Root(t, "mount a file system")
+	path := t.TempDir()
+	mount := func(flags uintptr) {
+		if err := unix.Mount("tmpfs", path, "tmpfs", flags, "size=16m"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mount(0)
+	t.Cleanup(func() { _ = unix.Unmount(path, unix.MNT_DETACH) })
+	if _, err := Init(path); err != nil {
+		t.Fatal(err)
+	}
+	d, err := Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	if err := os.MkdirAll(filepath.Join(path, folderPath(testID)), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.SetMark(testID, Mark{Name: "0123456789abcdef", Secret: "fedcba9876543210"}); err != nil {
+		t.Fatal(err)
+	}
+	for _, readOnly := range []bool{true, false} {
+		if readOnly {
+			mount(unix.MS_REMOUNT | unix.MS_RDONLY)
+			if err := d.RemoveMark(testID, "0123456789abcdef"); err == nil {
+				t.Fatal("the mark was removed")
+			}
+		} else {
+			mount(unix.MS_REMOUNT)
+		}
+		if _, err := d.List(); err != nil {
+			t.Fatal(err)
+		}
+		if marked, err := d.Marked(testID); err != nil || marked != readOnly {
+			t.Errorf("read-only %t: marked %t, %v", readOnly, marked, err)
 		}
 	}
 }

@@ -210,7 +210,7 @@ func (j *jobs) add(run *activeJob) {
 func (j *jobs) remove(e report) {
 	run, key := e.run, e.run.key()
 	if run.deletion != nil && run.deletion.mark.Name != "" {
-		_ = run.on[key.Disk.Disk].RemoveMark(key.ID, run.deletion.mark.Name) // after an error, the next process removes it
+		_ = run.on[key.Disk.Disk].RemoveMark(key.ID, run.deletion.mark.Name) // after an error, a later listing of the disk removes it
 	}
 	run.stop() // releases its context
 	j.mu.Lock()

@@ -212,6 +212,9 @@ func Open(current func() *Disk) (d system.Disk, uuid string, err error) {
 	if now == nil || !now.Attached {
 		return nil, "", disk.ErrNotInitialised
 	}
+	for _, c := range now.Copies {
+		c.Marks = nil // an earlier process left them
+	}
 	return openDisk{now, current}, now.UUID, nil
 }
 
