@@ -53,9 +53,10 @@ type Disk struct {
 
 	metadata metaCache
 	leases   leaseProbe
+	marks    staleMarks
 
 	// unrestored is true if the folder of an interrupted removal could not be restored, because the disk was read-only
-	// or full, or if marks could not be removed. List tries again.
+	// or full. List tries again.
 	unrestored atomic.Bool
 	removals   sync.RWMutex // each Remove holds it for reading
 }
@@ -199,9 +200,7 @@ func (d *Disk) Lock() (unlock func() error, err error) {
 		_ = unlock() // the first error is returned
 		return nil, fmt.Errorf("restore images of %s whose removal was interrupted: %w", d.path, err)
 	}
-	if removeOldMarks(d.root) != nil {
-		d.unrestored.Store(true)
-	}
+	d.marks.removeOld(d.root)
 	return unlock, nil
 }
 

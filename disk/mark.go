@@ -3,11 +3,13 @@ package disk
 import (
 	"errors"
 	"io/fs"
+	"maps"
 	"os"
 	"path"
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
@@ -50,37 +52,62 @@ func (d *Disk) Marked(id ident.ID) (bool, error) {
 	return slices.ContainsFunc(entries, isMark), ignoreMissing(err)
 }
 
-// RemoveMark removes the named mark, if it is there. After an error, List tries to remove all marks on the disk.
+// RemoveMark removes the named mark, if it is there. After an error, List tries again.
 func (d *Disk) RemoveMark(id ident.ID, name string) error {
-	err := ignoreMissing(d.root.Remove(d.image(id).file(markPrefix + name)))
-	if err != nil {
-		d.unrestored.Store(true)
+	return d.marks.remove(d.root, d.image(id).file(markPrefix+name))
+}
+
+// staleMarks are the paths of marks that could not be removed. A copy with a mark counts for nothing. It is safe for concurrent use.
+type staleMarks struct {
+	mu    sync.Mutex
+	paths map[string]bool
+}
+
+func (s *staleMarks) remove(root *os.Root, mark string) error {
+	err := ignoreMissing(root.Remove(mark))
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case err == nil:
+		delete(s.paths, mark)
+	case s.paths == nil:
+		s.paths = map[string]bool{mark: true}
+	default:
+		s.paths[mark] = true
 	}
 	return err
 }
 
-// removeMarks removes all marks in a folder.
-func removeMarks(root *os.Root, folder string) error {
+// removeAgain removes the marks that could not be removed. It touches no others: they may be of running withdrawals, also of other nodes.
+func (s *staleMarks) removeAgain(root *os.Root) {
+	s.mu.Lock()
+	again := slices.Collect(maps.Keys(s.paths))
+	s.mu.Unlock()
+	for _, mark := range again {
+		_ = s.remove(root, mark)
+	}
+}
+
+// removeIn removes all marks in a folder.
+func (s *staleMarks) removeIn(root *os.Root, folder string) error {
 	entries, err := fs.ReadDir(root.FS(), folder)
 	err = ignoreMissing(err)
 	for _, e := range entries {
 		if strings.HasPrefix(e.Name(), markPrefix) && e.Type() == fs.ModeSymlink {
-			err = errors.Join(err, ignoreMissing(root.Remove(path.Join(folder, e.Name()))))
+			err = errors.Join(err, s.remove(root, path.Join(folder, e.Name())))
 		}
 	}
 	return err
 }
 
-// removeOldMarks removes all marks: those that an earlier process left, or that could not be removed. A copy with a mark counts
-// for nothing. A running withdrawal whose mark vanishes is cancelled, and tried again.
-func removeOldMarks(root *os.Root) error {
-	entries, err := imageEntries(root)
+// removeOld removes the marks that an earlier process left.
+func (s *staleMarks) removeOld(root *os.Root) {
+	entries, _ := imageEntries(root)
 	for _, e := range entries {
-		if id, parseErr := ident.ParseID(e.Name()); parseErr == nil && e.IsDir() {
-			err = errors.Join(err, removeMarks(root, folderPath(id)))
+		if id, err := ident.ParseID(e.Name()); err == nil && e.IsDir() {
+			_ = s.removeIn(root, folderPath(id))
 		}
 	}
-	return err
 }
 
 func folderID(info os.FileInfo) model.FolderID {

@@ -198,7 +198,7 @@ var ownFiles = []string{
 }
 
 func removeOwnFiles(root *os.Root, folder string) error {
-	if err := removeMarks(root, folder); err != nil {
+	if err := new(staleMarks).removeIn(root, folder); err != nil {
 		return err
 	}
 	for _, name := range ownFiles {
