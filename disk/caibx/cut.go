@@ -73,7 +73,7 @@ func (c *cutter) writeIndex(ctx context.Context, chunker *Chunker) error {
 		group.Go(func() error { return c.hash(first, batch) }) // waits while the limit is reached
 	})
 	if failed := group.Wait(); failed != nil {
-		err = failed // of which err is a consequence
+		err = failed // err is only a consequence
 	}
 	if err != nil {
 		return err
