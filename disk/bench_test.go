@@ -66,7 +66,7 @@ func BenchmarkCommit(b *testing.B) {
 				if _, err := p.Commit(ident.Digest{}); err != nil {
 					b.Fatal(err)
 				}
-				if err := d.Remove(testID); err != nil {
+				if err := d.Remove(testID, Mark{}); err != nil {
 					b.Fatal(err)
 				}
 			}
@@ -163,7 +163,7 @@ func BenchmarkAppendChunk(b *testing.B) {
 						_, err = p.Commit(ident.Digest{})
 					}
 					if err == nil {
-						err = d.Remove(testID)
+						err = d.Remove(testID, Mark{})
 					}
 					if err != nil {
 						b.Fatal(err)

@@ -73,7 +73,7 @@ func (w *workload) allOperations() error {
 		return err
 	}
 	delete(w.reported, id)
-	if err := w.d.Remove(id); err != nil {
+	if err := w.d.Remove(id, Mark{}); err != nil {
 		return err
 	}
 	return w.fetch(id, w.versions[1], false)

@@ -45,7 +45,7 @@ func callAll(d *Disk, id ident.ID) (succeeded []string) {
 			_, err = p.Commit(ident.Digest{})
 			return err
 		}},
-		{"remove", func() error { return d.Remove(id) }},
+		{"remove", func() error { return d.Remove(id, Mark{}) }},
 	} {
 		if call.do() == nil {
 			succeeded = append(succeeded, call.name)
@@ -245,7 +245,7 @@ func TestUnreadableVolumeMetaCountsAsUse(t *testing.T) {
 			if err := errors.Join(os.Mkdir(folder, 0o755), plant(filepath.Join(folder, "volume.meta"))); err != nil {
 				t.Fatal(err)
 			}
-			if err := d.Remove(testID); !isA[*InUseError](err) {
+			if err := d.Remove(testID, Mark{}); !isA[*InUseError](err) {
 				t.Errorf("error is %v, want an InUseError", err)
 			}
 			if c := d.Stat(testID); c.State != model.Ready {
@@ -271,7 +271,7 @@ func TestUseThroughLinkIsDetected(t *testing.T) {
 				t.Fatal(err)
 			}
 			replica(t, d, "vol-12345678", "/host"+d.Path()+"/backing-images/willow-00000224/backing")
-			if err := d.Remove(testID); !isA[*InUseError](err) {
+			if err := d.Remove(testID, Mark{}); !isA[*InUseError](err) {
 				t.Errorf("error is %v, want an InUseError", err)
 			}
 			if c := d.Stat(testID); c.State != model.Ready {

@@ -200,7 +200,7 @@ func TestLeftoverManifestFileIsRemoved(t *testing.T) {
 	if err := os.WriteFile(left, []byte("left"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.Remove(testID); err != nil {
+	if err := d.Remove(testID, Mark{}); err != nil {
 		t.Error(err)
 	}
 }

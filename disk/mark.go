@@ -21,6 +21,9 @@ import (
 // the node has seen the mark. The name is random, so that no cache of a network file system has an answer about it.
 type Mark struct{ Name, Secret string }
 
+// ErrMarkGone: another node that has the same folder started, and removed the marks in it. So it may count on the copy.
+var ErrMarkGone = errors.New("not deleted: the mark in its folder was removed: another node may have the same folder")
+
 // The mark is a symbolic link to its secret: it needs no block on a full disk.
 const markPrefix = "backing.leaving."
 
@@ -44,12 +47,21 @@ func (d *Disk) ReadMark(id ident.ID, name string) (secret string, err error) {
 	return secret, ignoreMissing(err)
 }
 
-// Marked reports whether the folder of a copy has a mark: a node is about to delete the copy, perhaps by another path. Opening a
-// folder makes a network file system ask its server.
+// Marked reports whether the folder of a copy has a mark: a node is about to delete the copy, perhaps by another path.
 func (d *Disk) Marked(id ident.ID) (bool, error) {
-	entries, err := fs.ReadDir(d.root.FS(), folderPath(id))
-	isMark := func(e fs.DirEntry) bool { return strings.HasPrefix(e.Name(), markPrefix) }
-	return slices.ContainsFunc(entries, isMark), ignoreMissing(err)
+	names, err := marksIn(d.root, folderPath(id))
+	return len(names) > 0, err
+}
+
+// marksIn returns the names of the marks in a folder. Opening a folder makes a network file system ask its server.
+func marksIn(root *os.Root, folder string) (names []string, err error) {
+	entries, err := fs.ReadDir(root.FS(), folder)
+	for _, e := range entries {
+		if name, ok := strings.CutPrefix(e.Name(), markPrefix); ok {
+			names = append(names, name)
+		}
+	}
+	return names, ignoreMissing(err)
 }
 
 // RemoveMark removes the named mark, if it is there. After an error, List tries again.
@@ -90,12 +102,9 @@ func (s *staleMarks) removeAgain(root *os.Root) {
 
 // removeIn removes all marks in a folder.
 func (s *staleMarks) removeIn(root *os.Root, folder string) error {
-	entries, err := fs.ReadDir(root.FS(), folder)
-	err = ignoreMissing(err)
-	for _, e := range entries {
-		if strings.HasPrefix(e.Name(), markPrefix) && e.Type() == fs.ModeSymlink {
-			err = errors.Join(err, s.remove(root, path.Join(folder, e.Name())))
-		}
+	names, err := marksIn(root, folder)
+	for _, name := range names {
+		err = errors.Join(err, s.remove(root, path.Join(folder, markPrefix+name)))
 	}
 	return err
 }

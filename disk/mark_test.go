@@ -59,7 +59,7 @@ func TestMark(t *testing.T) {
 		t.Errorf("after the start: %q, %v", got, err)
 	}
 	must(t, d.SetMark(testID, m))
-	must(t, d.Remove(testID))
+	must(t, d.Remove(testID, Mark{}))
 	if _, err := os.Lstat(filepath.Join(d.Path(), folderPath(testID))); !os.IsNotExist(err) {
 		t.Errorf("after the deletion: %v", err)
 	}

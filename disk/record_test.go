@@ -97,7 +97,7 @@ func TestRecordOfAnotherVersion(t *testing.T) {
 	_, verified := d.Verify(t.Context(), testID, Expected{}, func(int64) { t.Error("Verify read the image") })
 	_, opened := d.OpenPart(t.Context(), testID, PartOptions{})
 	for name, err := range map[string]error{
-		"verify": verified, "open a partial file": opened, "remove": d.Remove(testID),
+		"verify": verified, "open a partial file": opened, "remove": d.Remove(testID, Mark{}),
 		"update":            d.Update(testID, func(*Record) { t.Error("Update read the record") }),
 		"write backing.cfg": d.WriteCfg(testID, ident.Digest{}),
 	} {

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"slices"
 	"strings"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
@@ -44,6 +45,9 @@ type Removal interface {
 	CheckUnused(aside bool) error
 	// SetAside hides the image from new users.
 	SetAside() error
+	// CheckMark returns an error if the mark of the withdrawal is gone. It is called after SetAside: from then on, no
+	// other node can remove the mark and count on the image.
+	CheckMark() error
 	// PutBack undoes SetAside.
 	PutBack() error
 	// Delete deletes the image that was set aside.
@@ -54,7 +58,8 @@ type Removal interface {
 
 // RemoveUnused removes an image unless it is in use. It checks this twice, and hides the image with
 // SetAside between the two checks. After SetAside no new user can find the image, and the second
-// check finds every user that started after the first check. After an error it calls PutBack.
+// check finds every user that started after the first check. Then the mark must still be there (U5). After an error it
+// calls PutBack.
 func RemoveUnused(r Removal) error {
 	if err := r.CheckUnused(false); err != nil {
 		return err
@@ -62,7 +67,11 @@ func RemoveUnused(r Removal) error {
 	if err := r.SetAside(); err != nil {
 		return err
 	}
-	if err := r.CheckUnused(true); err != nil {
+	err := r.CheckUnused(true)
+	if err == nil {
+		err = r.CheckMark()
+	}
+	if err != nil {
 		return errors.Join(err, r.PutBack())
 	}
 	if err := r.Delete(); err != nil {
@@ -75,10 +84,10 @@ func RemoveUnused(r Removal) error {
 
 // Remove deletes the files of this program in the folder of id, and then the folder. It does not
 // delete other files: if there are any, or if the folder has no record, Remove keeps the folder and
-// returns an error.
+// returns an error. m is the mark of the withdrawal; zero: it has none.
 //
-// *InUseError: the image is in use (see RemoveUnused).
-func (d *Disk) Remove(id ident.ID) error {
+// *InUseError: the image is in use (see RemoveUnused). ErrMarkGone: the mark was removed meanwhile.
+func (d *Disk) Remove(id ident.ID, m Mark) error {
 	f := d.image(id)
 	_, owned, err := f.readRecord()
 	if err == nil && !owned {
@@ -89,7 +98,7 @@ func (d *Disk) Remove(id ident.ID) error {
 	}
 	d.removals.RLock()
 	defer d.removals.RUnlock()
-	r := &folderRemoval{folder: f, now: f.path()}
+	r := &folderRemoval{folder: f, mark: m, now: f.path()}
 	defer r.release()
 	return RemoveUnused(r)
 }
@@ -102,6 +111,7 @@ func (d *Disk) Remove(id ident.ID) error {
 // deletes the files where they are, the image first, so that after a crash the folder has no image.
 type folderRemoval struct {
 	folder  imageFolder
+	mark    Mark      // zero: none
 	now     string    // the present path of the folder
 	inPlace bool      // SetAside took a lease instead of the rename
 	leased  *leasedIn // nil if inPlace is false, or if the folder has no image
@@ -151,6 +161,18 @@ func (r *folderRemoval) SetAside() error {
 	return nil
 }
 
+// CheckMark implements Removal.
+func (r *folderRemoval) CheckMark() error {
+	if r.mark == (Mark{}) {
+		return nil
+	}
+	names, err := marksIn(r.folder.disk.root, r.now)
+	if err == nil && !slices.Contains(names, r.mark.Name) {
+		err = ErrMarkGone
+	}
+	return err
+}
+
 // PutBack implements Removal.
 func (r *folderRemoval) PutBack() error {
 	if r.inPlace {
@@ -198,9 +220,6 @@ var ownFiles = []string{
 }
 
 func removeOwnFiles(root *os.Root, folder string) error {
-	if err := new(staleMarks).removeIn(root, folder); err != nil {
-		return err
-	}
 	for _, name := range ownFiles {
 		if err := ignoreMissing(root.Remove(path.Join(folder, name))); err != nil {
 			return err
@@ -210,6 +229,10 @@ func removeOwnFiles(root *os.Root, folder string) error {
 		}
 		// After a power failure, the image must not exist without its other files.
 		if err := atomicfile.SyncFolder(root, folder); err != nil {
+			return err
+		}
+		// As long as the image exists, its mark tells other nodes that it may be deleted.
+		if err := new(staleMarks).removeIn(root, folder); err != nil {
 			return err
 		}
 	}

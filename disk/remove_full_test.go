@@ -36,7 +36,7 @@ func TestRemoveWithoutSpaceForARename(t *testing.T) {
 	d, v := faultyDisk(t)
 	readyImage(t, d, sparseImage(2*ChunkSize))
 	v.Plan(fullForRenames(nil))
-	if err := d.Remove(testID); err != nil {
+	if err := d.Remove(testID, Mark{}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Lstat(filepath.Join(d.Path(), folderPath(testID))); !errors.Is(err, os.ErrNotExist) {
@@ -66,7 +66,7 @@ func TestRemoveWithoutSpaceKeepsImageInUse(t *testing.T) {
 				}
 				return nil
 			}))
-			if err := d.Remove(testID); !isA[*InUseError](err) {
+			if err := d.Remove(testID, Mark{}); !isA[*InUseError](err) {
 				t.Errorf("error is %v, want an InUseError", err)
 			}
 			if c := d.Stat(testID); c.State != model.Ready {
@@ -124,7 +124,7 @@ func TestCrashDuringRemovalWithoutSpace(t *testing.T) {
 	}
 	d, v := setUp(t)
 	v.Plan(fullForRenames(nil))
-	if err := d.Remove(testID); err != nil {
+	if err := d.Remove(testID, Mark{}); err != nil {
 		t.Fatal(err)
 	}
 	for _, op := range v.Trace() {
@@ -139,7 +139,7 @@ func TestCrashDuringRemovalWithoutSpace(t *testing.T) {
 				}
 				return nil
 			}))
-			if err := d.Remove(testID); err == nil {
+			if err := d.Remove(testID, Mark{}); err == nil {
 				t.Error("the removal succeeded")
 			}
 			v.Restart()
@@ -167,7 +167,7 @@ func TestCrashDuringRemovalWithoutSpace(t *testing.T) {
 				}
 				v.Plan(fullForRenames(nil))
 				_, missing := os.Lstat(filepath.Join(d.Path(), folderPath(testID)))
-				if err := d.Remove(testID); err != nil && missing == nil && c.Owned {
+				if err := d.Remove(testID, Mark{}); err != nil && missing == nil && c.Owned {
 					t.Errorf("survivor %d: the next removal: %v", i, err)
 				}
 				if err := unlock(); err != nil {
@@ -184,7 +184,7 @@ func TestRemoveOnFullBtrfs(t *testing.T) {
 	d := diskAt(t, at)
 	readyImage(t, d, noiseOf(8*ChunkSize))
 	fillDisk(t, at)
-	if err := d.Remove(testID); err != nil {
+	if err := d.Remove(testID, Mark{}); err != nil {
 		t.Fatal(err)
 	}
 	p, err := d.OpenPart(context.Background(), testID, PartOptions{})

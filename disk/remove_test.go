@@ -36,7 +36,7 @@ func TestRemoveRestoresFolderAfterDeleteError(t *testing.T) {
 	d := newDisk(t)
 	readyImage(t, d, sparseImage(ChunkSize))
 	immutable(t, imagePath(d, imageFile))
-	if err := d.Remove(testID); err == nil {
+	if err := d.Remove(testID, Mark{}); err == nil {
 		t.Fatal("an immutable file was removed")
 	}
 	if c := d.Stat(testID); c.Size != ChunkSize || !c.Owned {
@@ -92,7 +92,7 @@ func TestRemoveKeepsImageInUse(t *testing.T) {
 			d := newDisk(t)
 			readyImage(t, d, sparseImage(ChunkSize))
 			use(t, d)
-			err := d.Remove(testID)
+			err := d.Remove(testID, Mark{})
 			if _, inUse := errors.AsType[*InUseError](err); !inUse {
 				t.Errorf("error is %v, want an InUseError", err)
 			}
@@ -109,14 +109,14 @@ func TestRemoveKeepsImageWithoutRecord(t *testing.T) {
 	d, v := faultyDisk(t)
 	readyImage(t, d, sparseImage(ChunkSize))
 	v.Plan(fails("read", recordFile, syscall.EIO))
-	if err := d.Remove(testID); !errors.Is(err, syscall.EIO) {
+	if err := d.Remove(testID, Mark{}); !errors.Is(err, syscall.EIO) {
 		t.Errorf("with a record that cannot be read: error %v", err)
 	}
 	v.Plan(nil)
 	if err := os.Remove(imagePath(d, recordFile)); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.Remove(testID); err == nil {
+	if err := d.Remove(testID, Mark{}); err == nil {
 		t.Error("an image without a record was removed")
 	}
 	if c := d.Stat(testID); c.Size != ChunkSize {
@@ -160,7 +160,7 @@ func useDuringRemove(t *testing.T, d *Disk, id ident.ID, use func(*Disk, ident.I
 	t.Helper()
 	aside := filepath.Join(d.Path(), imagesFolder, removingPrefix+id.String())
 	removed := make(chan error, 1)
-	go func() { removed <- d.Remove(id) }()
+	go func() { removed <- d.Remove(id, Mark{}) }()
 	for {
 		if _, err := os.Lstat(aside); err == nil {
 			break
@@ -235,7 +235,7 @@ func TestRemoveRestoresFolderAfterSyncError(t *testing.T) {
 		}
 		return nil
 	})
-	err := d.Remove(testID)
+	err := d.Remove(testID, Mark{})
 	v.Plan(nil)
 	if !errors.Is(err, syscall.EIO) {
 		t.Errorf("error is %v, want EIO", err)
@@ -243,7 +243,7 @@ func TestRemoveRestoresFolderAfterSyncError(t *testing.T) {
 	if c := d.Stat(testID); c.Size != ChunkSize {
 		t.Errorf("the image does not have its name: %+v", c)
 	}
-	if err := d.Remove(testID); err != nil {
+	if err := d.Remove(testID, Mark{}); err != nil {
 		t.Errorf("the next attempt: %v", err)
 	}
 }
@@ -270,7 +270,7 @@ func TestRemoveFindsReplicaAddedAtEveryOperation(t *testing.T) {
 		return d, v
 	}
 	d, v := setUp(t)
-	if err := d.Remove(testID); err != nil {
+	if err := d.Remove(testID, Mark{}); err != nil {
 		t.Fatal(err)
 	}
 	ops := v.Trace()
@@ -299,7 +299,7 @@ func TestRemoveFindsReplicaAddedAtEveryOperation(t *testing.T) {
 					}
 					return nil
 				})
-				err := d.Remove(testID)
+				err := d.Remove(testID, Mark{})
 				c := d.Stat(testID)
 				switch {
 				case i > lastCheck: // after the last check
@@ -348,7 +348,7 @@ func TestRemoveRacesWithStartingReplica(t *testing.T) {
 			opened <- f
 		}()
 		close(begin)
-		err := d.Remove(testID)
+		err := d.Remove(testID, Mark{})
 		f := <-opened
 		c := d.Stat(testID)
 		switch {
@@ -367,7 +367,7 @@ func TestRemoveRacesWithStartingReplica(t *testing.T) {
 			t.Fatal(err)
 		}
 		if c.State != model.Pending {
-			if err := d.Remove(testID); err != nil {
+			if err := d.Remove(testID, Mark{}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -385,7 +385,7 @@ func TestRemoveKeepsUnmanagedFiles(t *testing.T) {
 	if err := os.WriteFile(imagePath(d, "backing.tmp"), []byte("Longhorn's"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.Remove(testID); err == nil {
+	if err := d.Remove(testID, Mark{}); err == nil {
 		t.Error("want an error about the remaining files")
 	}
 	got := strings.Join(tree(t, filepath.Join(d.Path(), imagesFolder)), "\n")

@@ -89,7 +89,7 @@ func update(b *testing.B, d *Disk, block []byte, shared bool) {
 		_, err = p.Commit(ident.Digest{})
 	}
 	if err == nil {
-		err = d.Remove(cloneID)
+		err = d.Remove(cloneID, Mark{})
 	}
 	if err != nil {
 		b.Fatal(err)

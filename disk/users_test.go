@@ -191,7 +191,7 @@ func TestReplicaInAnyStateKeepsImage(t *testing.T) {
 			if err := os.WriteFile(filepath.Join(dir, "volume.meta"), []byte(test.text), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			if err := d.Remove(testID); !isA[*InUseError](err) {
+			if err := d.Remove(testID, Mark{}); !isA[*InUseError](err) {
 				t.Errorf("error is %v, want an InUseError", err)
 			}
 			if c := d.Stat(testID); c.State != model.Ready {
@@ -203,7 +203,7 @@ func TestReplicaInAnyStateKeepsImage(t *testing.T) {
 			if err := os.RemoveAll(dir); err != nil {
 				t.Fatal(err)
 			}
-			if err := d.Remove(testID); err != nil {
+			if err := d.Remove(testID, Mark{}); err != nil {
 				t.Errorf("without the replica: %v", err)
 			}
 		})

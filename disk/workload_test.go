@@ -165,7 +165,7 @@ func (w *workload) use(id ident.ID, c model.Copy) error {
 	case 1:
 		w.note("remove %s", id)
 		delete(w.reported, id)
-		err := w.d.Remove(id)
+		err := w.d.Remove(id, Mark{})
 		if id == w.ids[0] && errors.Is(err, os.ErrExist) {
 			return nil // the folder is kept because of an unmanaged file
 		}

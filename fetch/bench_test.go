@@ -3,6 +3,7 @@ package fetch
 import (
 	"testing"
 
+	"github.com/seed-26586806/backing-image-manager/disk"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/fetchtest"
 )
 
@@ -25,7 +26,7 @@ func BenchmarkDownload(b *testing.B) {
 				if err := r.download(Request{URL: url}); err != nil {
 					b.Fatal(err)
 				}
-				if err := r.disk.Remove(testID); err != nil {
+				if err := r.disk.Remove(testID, disk.Mark{}); err != nil {
 					b.Fatal(err)
 				}
 			}
@@ -59,7 +60,7 @@ func BenchmarkUnpack(b *testing.B) {
 				if err := r.download(Request{URL: url}); err != nil {
 					b.Fatal(err)
 				}
-				if err := r.disk.Remove(testID); err != nil {
+				if err := r.disk.Remove(testID, disk.Mark{}); err != nil {
 					b.Fatal(err)
 				}
 			}

@@ -77,7 +77,7 @@ func TestFileOutsideOfRootsIsRefused(t *testing.T) {
 	r.client.FileRoots = nil
 	wantError(t, r.download(Request{URL: "file://" + path}), BadConfig, "--allow-file-root")
 	r.client.AllowAnyFile = true
-	if err := r.disk.Remove(testID); err != nil {
+	if err := r.disk.Remove(testID, disk.Mark{}); err != nil {
 		t.Fatal(err)
 	}
 	if err := r.download(Request{URL: "file://" + outside}); err != nil {

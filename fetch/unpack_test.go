@@ -300,7 +300,7 @@ func TestDecompressionBombIsRefused(t *testing.T) {
 	if err := r.download(Request{URL: r.server.Serve("/zeros.zst", fetchtest.Bytes(zeros))}); err != nil {
 		t.Errorf("%d zeros in %d bytes are refused: %v", size, len(zeros), err)
 	}
-	if err := r.disk.Remove(testID); err != nil {
+	if err := r.disk.Remove(testID, disk.Mark{}); err != nil {
 		t.Fatal(err)
 	}
 	err := r.download(Request{URL: r.server.Serve("/ones.zst", fetchtest.Bytes(ones))})

@@ -27,7 +27,7 @@ import (
 //	           once more with the responses. Published states do not speak for the deletion any
 //	           more, but what they said against it, such as a use, still counts
 //	           (plan.Observed.WithResponses, plan.Round.ConfirmDeletion).
-//	delete     Disk.Remove renames the folder aside, checks again for users, and deletes it.
+//	delete     Disk.Remove renames the folder aside, checks again for users and for the mark, and deletes it.
 //
 // If the plan does not confirm the deletion, the holder cancels it: the copy stays, and the
 // deletion may be tried again after a random delay. Responses show the copy as leaving until the
@@ -70,6 +70,9 @@ func (r *Reconciler) withdraw(ctx context.Context, now *plan.Round, run *activeJ
 	run.deletion = &deletion{queried: now.NodesToQuery(a)}
 	if _, declared := d.Config.Images[a.Image]; declared {
 		run.deletion.mark = newMark(run.on[a.Disk], key.ID, r.system.Secret)
+		if run.deletion.mark.problem == nil {
+			run.order.Mark = run.deletion.mark.Mark
+		}
 	}
 	r.served.Withdraw(key)
 	nodes := make([]peer.Address, 0, len(run.deletion.queried))

@@ -61,7 +61,7 @@ func (m mark) seenBy(key ident.CopyRef, states map[string]model.Node, own *serve
 		case err != nil:
 			return fmt.Errorf("not deleted: disk %s: %w", name, err)
 		case m.problem == nil && secret != m.Secret && other == key:
-			return errors.New("not deleted: the mark in its folder was removed: another node may have the same folder")
+			return disk.ErrMarkGone
 		case secret == m.Secret && other != key:
 			return same(key.Disk.Node, name)
 		case marked && other != key && !withdrawn[other]:

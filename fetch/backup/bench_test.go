@@ -57,7 +57,7 @@ func BenchmarkRestore(b *testing.B) {
 			}
 			stored := time.Since(begun)
 			stored -= lockSettleTime
-			if err := d.Remove(id("bench")); err != nil {
+			if err := d.Remove(id("bench"), disk.Mark{}); err != nil {
 				b.Fatal(err)
 			}
 			var took, reference time.Duration
@@ -69,7 +69,7 @@ func BenchmarkRestore(b *testing.B) {
 					b.Fatal(err)
 				}
 				took += time.Since(begun)
-				if err := d.Remove(id("bench")); err != nil {
+				if err := d.Remove(id("bench"), disk.Mark{}); err != nil {
 					b.Fatal(err)
 				}
 			}

@@ -184,7 +184,7 @@ func BenchmarkExport(b *testing.B) {
 					b.Fatal(err)
 				}
 				most = max(most, kib)
-				if err := d.Remove(imageID); err != nil {
+				if err := d.Remove(imageID, disk.Mark{}); err != nil {
 					b.Fatal(err)
 				}
 				b.StartTimer()

@@ -43,7 +43,7 @@ func TestResumeExportAfterKill(t *testing.T) {
 				if kills > 0 {
 					break
 				}
-				if err := d.Remove(imageID); err != nil { // the process ended before the kill: repeat
+				if err := d.Remove(imageID, disk.Mark{}); err != nil { // the process ended before the kill: repeat
 					t.Fatal(err)
 				}
 				continue
@@ -61,7 +61,7 @@ func TestResumeExportAfterKill(t *testing.T) {
 			t.Errorf("%s: after %d kills the image is %+v, want %+v", format, kills, c, want)
 		}
 		for _, id := range []ident.ID{imageID, {Name: "whole", UUID: "00000001"}} {
-			if err := d.Remove(id); err != nil {
+			if err := d.Remove(id, disk.Mark{}); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -39,6 +39,8 @@ type Order struct {
 	AllowLoopback bool
 	// Digest is the digest of the bytes that other nodes may send; zero: they may send nothing.
 	Digest ident.Digest
+	// Mark is the mark of a withdrawn copy, which must still be there at its deletion; zero: it has none.
+	Mark disk.Mark
 	// PeerCopies returns the copies with Digest that other nodes offer now.
 	PeerCopies func() []peer.Source
 	// Verified is called after an action with VerifiesPeer has read the bytes with Digest. It receives

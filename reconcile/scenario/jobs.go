@@ -78,7 +78,7 @@ func (j nodeJobs) run(o job.Order, on system.Disks) error {
 	d := simulation.Opened(on[a.Disk])
 	switch {
 	case a.Op.Deletes():
-		return disk.RemoveUnused(d.Removal(id))
+		return disk.RemoveUnused(d.Removal(id, o.Mark.Name))
 	case a.Op == model.Backup:
 		c := d.Copies[id]
 		c.BackupID = plan.BackupRecord(*o.Image.Backup, id, w.contents.Properties(c.Recorded).SHA512)

@@ -39,8 +39,9 @@ type cluster struct {
 	// Nodes, disks and the network.
 	names           []string // of all nodes, sorted
 	nodes           map[string]*node
-	disks           map[ident.DiskRef]*Disk // by the place where each is attached, or was
-	diskCount       int                     // of all disks since the start
+	disks           map[ident.DiskRef]*Disk  // by the place where each is attached, or was
+	sharing         map[ident.DiskRef]string // the node with a disk that shows the same folder
+	diskCount       int                      // of all disks since the start
 	library         *Library
 	histories       map[*Copy]*copyHistory
 	links           map[route]*link

@@ -284,7 +284,7 @@ func (m *node) removeFolder(job *runningJob) error {
 	if s == nil {
 		return errNoFile
 	}
-	return disk.RemoveUnused(watchedRemoval{m.c.disks[job.key.Disk].Removal(job.key.ID), m, job, s})
+	return disk.RemoveUnused(watchedRemoval{m.c.disks[job.key.Disk].Removal(job.key.ID, job.mark), m, job, s})
 }
 
 // watchedRemoval implements disk.Removal. Each step takes a moment, and the rules are checked before
@@ -314,6 +314,7 @@ func (r watchedRemoval) present() bool {
 func (r watchedRemoval) SetAside() error {
 	wait := r.m.c.moment()
 	r.m.c.attachBeforeRename(r.job.key, wait)
+	wait += r.m.c.restartSharing(r.job.key.Disk)
 	r.m.c.pause(wait)
 	if !r.present() {
 		return errNoFile

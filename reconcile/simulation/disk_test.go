@@ -70,16 +70,16 @@ func TestRemovalKeepsACopyInUse(t *testing.T) {
 	t.Parallel()
 	d := newTestDisk()
 	d.Copies[parrot] = &Copy{File: "a", Recorded: "a", Owned: true, Users: 1}
-	if err := disk.RemoveUnused(d.Removal(parrot)); !isA[*disk.InUseError](err) || d.Copies[parrot].Aside {
+	if err := disk.RemoveUnused(d.Removal(parrot, "")); !isA[*disk.InUseError](err) || d.Copies[parrot].Aside {
 		t.Errorf("the error is %v", err)
 	}
 	d.Copies[parrot].Users = 0
 	d.UsersUnknown = true
-	if err := disk.RemoveUnused(d.Removal(parrot)); !isA[*disk.InUseError](err) {
+	if err := disk.RemoveUnused(d.Removal(parrot, "")); !isA[*disk.InUseError](err) {
 		t.Errorf("with unknown users the error is %v", err)
 	}
 	d.UsersUnknown = false
-	if err := disk.RemoveUnused(d.Removal(parrot)); err != nil || len(d.Copies) != 0 {
+	if err := disk.RemoveUnused(d.Removal(parrot, "")); err != nil || len(d.Copies) != 0 {
 		t.Errorf("%d copies remain, error %v", len(d.Copies), err)
 	}
 }

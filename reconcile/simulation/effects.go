@@ -117,14 +117,17 @@ func ProofManifest(t system.ProofTask, local *Disk) ident.Digest {
 	return ident.Digest{}
 }
 
-// Removal returns the steps that delete a copy, for disk.RemoveUnused.
-func (d *Disk) Removal(id ident.ID) disk.Removal { return removal{d, id, d.Copies[id]} }
+// Removal returns the steps that delete a copy with a mark, for disk.RemoveUnused. "": it has none.
+func (d *Disk) Removal(id ident.ID, mark string) disk.Removal {
+	return removal{d, id, d.Copies[id], mark}
+}
 
 // removal implements disk.Removal.
 type removal struct {
 	disk *Disk
 	id   ident.ID
 	copy *Copy
+	mark string
 }
 
 // CheckUnused implements disk.Removal.
@@ -144,6 +147,14 @@ func (r removal) CheckUnused(aside bool) error {
 // SetAside implements disk.Removal.
 func (r removal) SetAside() error {
 	r.copy.Aside = true
+	return nil
+}
+
+// CheckMark implements disk.Removal.
+func (r removal) CheckMark() error {
+	if r.mark != "" && r.copy.Marks[r.mark] == "" {
+		return disk.ErrMarkGone
+	}
 	return nil
 }
 

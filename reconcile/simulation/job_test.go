@@ -34,6 +34,7 @@ type runningJob struct {
 	deletion  *deletion
 	query     *deletionQuery
 	confirmed bool // the deletion is confirmed
+	mark      string
 	stopped   bool
 	ended     bool
 

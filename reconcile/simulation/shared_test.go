@@ -16,7 +16,7 @@ import (
 func TestSharedFolder(t *testing.T) {
 	t.Parallel()
 	began := time.Now()
-	seeds := []uint64{822} // two deletions that counted on each other's folder
+	seeds := []uint64{822, 48} // two deletions that counted on each other's folder; a node that starts removes a mark
 	for seed := range uint64(max(10, *clusterSeeds)) {
 		seeds = append(seeds, seed)
 	}
@@ -39,6 +39,9 @@ func TestSharedFolder(t *testing.T) {
 		shared := seed%10 != 0
 		if shared {
 			c.disks[refs[second]].Copies = c.disks[refs[first]].Copies
+			if seed%4 == 0 {
+				c.sharing = map[ident.DiskRef]string{refs[first]: refs[second].Node, refs[second]: refs[first].Node}
+			}
 		}
 		url := "https://example.com/parrot"
 		c.served[url] = "a"
@@ -90,4 +93,19 @@ func TestSharedFolder(t *testing.T) {
 		}
 		c.close()
 	}
+}
+
+// restartSharing sometimes stops a node between its decision to delete a copy on a disk and the rename of the folder, and
+// returns for how long. Meanwhile the node that shares the disk starts again, which removes the mark.
+func (c *cluster) restartSharing(on ident.DiskRef) (stop time.Duration) {
+	other := c.nodes[c.sharing[on]]
+	if other == nil || other.name == on.Node || c.oneIn(2) {
+		return 0
+	}
+	stop = c.between(0, time.Minute)
+	c.after(c.between(0, stop), func() {
+		other.crash()
+		other.start()
+	})
+	return stop
 }

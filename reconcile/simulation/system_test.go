@@ -141,7 +141,7 @@ func (j nodeJobs) Start(ctx context.Context, t reconcilejob.Order, on system.Dis
 	m, key := j.node, t.Action.CopyRef()
 	if t.Action.Op.Deletes() {
 		job := m.jobs[key]
-		job.confirmed, job.done = true, done
+		job.confirmed, job.mark, job.done = true, t.Mark.Name, done
 		m.toBegin = append(m.toBegin, func() { m.deleteCopy(job) })
 		return
 	}

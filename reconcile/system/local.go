@@ -187,7 +187,7 @@ func (l *Local) Start(ctx context.Context, o job.Order, on Disks, done func(erro
 	go func() {
 		var err error
 		if o.Action.Op.Deletes() {
-			err = j.Disk.Remove(o.Action.CopyRef().ID)
+			err = j.Disk.Remove(o.Action.CopyRef().ID, o.Mark)
 		} else {
 			err = j.Run(ctx)
 		}
