@@ -20,10 +20,18 @@ type copyHistory struct {
 	// surplusAt is the first moment at which no round had to desire the copy any more, under a
 	// valid configuration; zero while the copy is desired.
 	surplusAt time.Duration
+	desiredAt time.Duration // when a round desired the copy again
 	// excused: the end of a process lost what it knew about the usage of the copy.
 	excused bool
 	// client uploads the partial file; nil if it is from another source.
 	client *uploader
+}
+
+// stay notes that the copy is desired.
+func (h *copyHistory) stay(now time.Duration) {
+	if h.surplusAt != 0 {
+		h.surplusAt, h.desiredAt = 0, now
+	}
 }
 
 // history returns the history of a copy.
@@ -85,9 +93,9 @@ func (m *node) noteListing() {
 			switch {
 			case m.allowed() == schema.ObserveOnly:
 			case declared && image.ID == c.ID && c.State == model.Ready && !failing && m.c.isAlwaysDesired(m.applied, image, one.ref):
-				m.c.history(s).surplusAt = 0
+				m.c.history(s).stay(m.c.now)
 			case declared && image.ID != c.ID && m.isCertainlyKept(image, key, s):
-				m.c.history(s).surplusAt = 0
+				m.c.history(s).stay(m.c.now)
 			case m.allowed() == schema.Everything && m.c.history(s).surplusAt == 0:
 				m.c.history(s).surplusAt = m.c.now
 			}
@@ -133,7 +141,8 @@ func (m *node) excuseCopies() {
 		outdated := m.recorded[d.UUID] < m.clockSteps || m.clockOffset != m.observedOffset
 		for id, s := range d.Copies {
 			h := m.c.history(s)
-			unrecorded := ref.Node == m.name && m.observing && h.usedAt > 0 && h.usedAt >= m.roundBegan // the round had no time for it
+			since := max(h.usedAt, h.desiredAt)
+			unrecorded := ref.Node == m.name && m.observing && since > 0 && since >= m.roundBegan // the round had no time for it
 			h.excused = h.excused || s.Usage.ClockNode == m.name && outdated || unrecorded || m.unwritten[unwrittenKey{d.UUID, id}]
 		}
 	}
