@@ -3,6 +3,7 @@ package plan
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -92,7 +93,7 @@ func planOrphans(ix *Round) []Action {
 	p := orphanPlanner{ix}
 	limit := p.pruneBlocked()
 	var actions []Action
-	for name := range ix.byName {
+	for _, name := range slices.Sorted(maps.Keys(ix.byName)) {
 		if !p.isOrphan(name) {
 			continue
 		}

@@ -70,7 +70,7 @@ func (p imagePlanner) planUnsuspended() []Action {
 		}
 	}
 	actions = append(actions, p.unmetNeeds()...)
-	return append(actions, slices.Collect(maps.Values(inspections))...)
+	return slices.AppendSeq(actions, maps.Values(inspections))
 }
 
 // delayedElsewhere returns a wait for the first target on a node with another configuration: the plan

@@ -47,7 +47,10 @@ type Summary struct {
 // digest and revision.
 func newPlan(actions []Action, digest, revision string) Plan {
 	slices.SortFunc(actions, func(a, b Action) int {
-		return cmp.Or(cmp.Compare(a.Image, b.Image), cmp.Compare(a.Node, b.Node), cmp.Compare(a.Disk, b.Disk),
+		if byImage := cmp.Compare(a.Image, b.Image); byImage != 0 {
+			return byImage
+		}
+		return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.Disk, b.Disk),
 			cmp.Compare(a.UUID, b.UUID), cmp.Compare(a.Op, b.Op), cmp.Compare(a.Reason.Text, b.Reason.Text))
 	})
 	p := Plan{Actions: actions, Summary: Summary{Counts: map[model.Op]int{}}, Digest: digest, Revision: revision}
@@ -111,7 +114,14 @@ func (ix *Round) Plan() Plan {
 		p.Ends = ix.ends
 		return p
 	}
-	p := newPlan(planImages(ix, maps.Values(d.Config.Images)), d.Digest, d.Revision)
+	images := func(yield func(schema.Image) bool) { // in the order of the plan, because sorting many actions is slow
+		for _, name := range slices.Sorted(maps.Keys(d.Config.Images)) {
+			if !yield(d.Config.Images[name]) {
+				return
+			}
+		}
+	}
+	p := newPlan(planImages(ix, images), d.Digest, d.Revision)
 	p.Awaited = slices.SortedFunc(slices.Values(ix.awaited), ident.CopyRef.Compare)
 	p.Suspended, p.Ends = activeSuspensions(d.Config, o.Now), ix.ends
 	return p
