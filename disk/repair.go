@@ -65,7 +65,7 @@ type repair struct {
 	fetch     FetchChunk
 	manifest  *Manifest
 	record    Record       // the record at the start, with the findings of the run
-	wasFailed string       // record.Failed at the start
+	wasFailed string       // Record.Failed on the disk
 	reader    *chunkReader // its evidence is updated after each write of the repair
 	start     Evidence
 	out       *os.File // nil before the first write, so that an image without damage is never opened for writing
@@ -169,8 +169,10 @@ func (r *repair) repairChunk(ctx context.Context, c *chunk, n int64) error {
 	if err != nil && !IsMediaError(err) || err == nil && want.Matches(c.data) {
 		return err
 	}
-	if err == nil && r.record.Failed == "" { // a ready copy is damaged: it becomes failed, unless the run succeeds
-		r.record.Failed = fmt.Sprintf("damaged: chunk %d does not match its hash", n)
+	if err == nil && r.record.Failed == "" { // a ready copy is damaged: nobody may count on it or read it meanwhile
+		if err := r.recordDamage(fmt.Sprintf("damaged: chunk %d does not match its hash", n)); err != nil {
+			return err
+		}
 	}
 	length := r.manifest.ChunkLength(n)
 	if want.matchesZeros(length) {
@@ -204,9 +206,20 @@ func (r *repair) write(c *chunk, want ChunkHash) error {
 		return errors.Join(err, ErrModified)
 	}
 	r.reader.before = evidenceOf(info)
+	if err == nil {
+		err = r.readBack(c, want)
+	}
+	if err != nil && r.record.Failed == "" && r.reader.before != r.start { // of a ready copy: the chunk may have any bytes now
+		r.record.Failed = fmt.Sprintf("damaged: chunk %d could not be rewritten", c.n)
+	}
 	if err != nil {
 		return fmt.Errorf("write chunk %d: %w", c.n, noSpace(err))
 	}
+	return nil
+}
+
+// readBack reads chunk c from the disk, and compares it with its hash.
+func (r *repair) readBack(c *chunk, want ChunkHash) error {
 	if r.back == nil {
 		r.back = NewChunkBuffer()
 	}
@@ -215,8 +228,22 @@ func (r *repair) write(c *chunk, want ChunkHash) error {
 		return err
 	}
 	if !want.Matches(back) {
-		return fmt.Errorf("write chunk %d: the disk does not return the bytes that were written", c.n)
+		return errors.New("the disk does not return the bytes that were written")
 	}
+	return nil
+}
+
+// recordDamage marks a ready copy as failed, durably.
+func (r *repair) recordDamage(reason string) error {
+	now, _, err := r.folder.readRecord()
+	if err != nil {
+		return err
+	}
+	r.record.Failed = reason
+	if err := r.folder.markFailed(now, reason, r.reader.before); err != nil {
+		return err
+	}
+	r.wasFailed = reason
 	return nil
 }
 

@@ -459,6 +459,76 @@ func TestRepairBesideWriter(t *testing.T) {
 	}
 }
 
+// As in TestRepairBesideWriter, and the record cannot be written.
+func TestRepairBesideWriterWithoutRecord(t *testing.T) {
+	image := bytes.Repeat(sparseImage(ChunkSize), 4)
+	d, v := faultyDisk(t)
+	readyImage(t, d, image)
+	if err := v.FlipBit(filePath(testID, imageFile), ChunkSize+5); err != nil {
+		t.Fatal(err)
+	}
+	evidence, err := d.image(testID).evidence(imageFile) // bit rot does not change the evidence
+	if err == nil {
+		err = d.Update(testID, func(r *Record) { r.Evidence = &evidence })
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	unavailable := func(context.Context, int64, ChunkHash, []byte) (int, error) {
+		f, err := os.OpenFile(imagePath(d, imageFile), os.O_WRONLY, 0)
+		if err != nil {
+			return 0, err
+		}
+		t.Cleanup(func() { f.Close() })
+		return 0, errors.New("boom")
+	}
+	v.Plan(fails("create", recordFile+".tmp", syscall.ENOSPC))
+	if c, err := d.Repair(context.Background(), testID, ident.Digest{}, unavailable, func(int64) {}); !errors.Is(err, syscall.ENOSPC) {
+		t.Errorf("repaired: %+v, %v", c, err)
+	}
+	if c := d.Stat(testID); c.State == model.Ready {
+		t.Errorf("a damaged copy stays ready: %+v", c)
+	}
+}
+
+// A ready image has a bad sector. Its chunk is rewritten, but the disk does not keep the new bytes: the image is damaged, and
+// must not stay ready.
+func TestFailedRewriteOfReadyImage(t *testing.T) {
+	image := bytes.Repeat(sparseImage(ChunkSize), 4)
+	d, v := faultyDisk(t)
+	readyImage(t, d, image)
+	reads, writes, flips := 0, 0, 0
+	v.Plan(func(op faultfs.Op) error {
+		if !strings.HasSuffix(op.Path, "/"+imageFile) {
+			return nil
+		}
+		switch op.Kind {
+		case "write":
+			writes++
+		case "stat":
+			if writes > 0 && flips == 0 {
+				flips++
+				return v.FlipBit(filePath(testID, imageFile), ChunkSize+5)
+			}
+		case "read":
+			if reads++; reads == 2 {
+				return syscall.EIO
+			}
+		}
+		return nil
+	})
+	if c, err := d.Repair(context.Background(), testID, ident.Digest{}, fetchFrom(image, new([]int64)), func(int64) {}); err == nil || flips == 0 {
+		t.Fatalf("repaired after %d reads, %d writes and %d lost writes: %+v", reads, writes, flips, c)
+	}
+	v.Plan(nil)
+	if c := d.Stat(testID); c.State != model.Failed {
+		t.Errorf("the damaged copy is %+v", c)
+	}
+	if c, err := d.Repair(context.Background(), testID, ident.Digest{}, fetchFrom(image, new([]int64)), func(int64) {}); err != nil || c.State != model.Ready {
+		t.Errorf("afterwards it is repaired: %+v, %v", c, err)
+	}
+}
+
 func TestRepairMarksDamagedReadyImageFailed(t *testing.T) {
 	image := bytes.Repeat(sparseImage(ChunkSize), 4)
 	d, v := faultyDisk(t)
@@ -474,7 +544,12 @@ func TestRepairMarksDamagedReadyImageFailed(t *testing.T) {
 		t.Fatal(err)
 	}
 	boom := errors.New("boom")
-	unavailable := func(context.Context, int64, ChunkHash, []byte) (int, error) { return 0, boom }
+	unavailable := func(context.Context, int64, ChunkHash, []byte) (int, error) {
+		if c := d.Stat(testID); c.State != model.Failed { // a source may take hours
+			t.Errorf("while its damaged chunk is fetched, the copy is %+v", c)
+		}
+		return 0, boom
+	}
 	if c, err := d.Repair(context.Background(), testID, ident.Digest{}, unavailable, func(int64) {}); !errors.Is(err, boom) {
 		t.Errorf("%+v, error %v", c, err)
 	}

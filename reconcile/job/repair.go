@@ -41,7 +41,7 @@ func (j Job) verify(ctx context.Context, id ident.ID) error {
 }
 
 // rewriteUnreadable rewrites those chunks of a ready copy that its disk could not read: the disk
-// may remap the sectors then. If that fails, the copy stays as it was, and the error has both
+// may remap the sectors then. If that fails, the copy stays as it was, unless it is damaged by then, and the error has both
 // reasons.
 func (j Job) rewriteUnreadable(ctx context.Context, id ident.ID, readErr error) error {
 	j.Progress.Done.Store(0)
