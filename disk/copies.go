@@ -33,10 +33,10 @@ type Listing struct {
 // List returns the state of every copy. It reads no image data.
 func (d *Disk) List() (Listing, error) {
 	if d.unrestored.Load() && d.removals.TryLock() {
-		d.unrestored.Store(restoreRemoved(d.root) != nil)
+		d.unrestored.Store(d.restoreRemoved() != nil)
 		d.removals.Unlock()
 	}
-	d.marks.removeAgain(d.root)
+	d.marks.removeAgain()
 	entries, err := imageEntries(d.root)
 	if err != nil {
 		return Listing{}, fmt.Errorf("list images of %s: %w", d.path, err)

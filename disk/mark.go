@@ -7,7 +7,6 @@ import (
 	"os"
 	"path"
 	"regexp"
-	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -69,54 +68,67 @@ func (d *Disk) RemoveMark(id ident.ID, name string) error {
 	return d.marks.remove(d.root, d.image(id).file(markPrefix+name))
 }
 
-// staleMarks are the paths of marks that could not be removed. A copy with a mark counts for nothing. It is safe for concurrent use.
+// staleMarks are the removals of marks that failed. A copy with a mark counts for nothing. It is safe for concurrent use.
 type staleMarks struct {
 	mu    sync.Mutex
-	paths map[string]bool
+	again map[string]func() error // by the path of the mark, or of the folder that could not be listed
 }
 
-func (s *staleMarks) remove(root *os.Root, mark string) error {
-	err := ignoreMissing(root.Remove(mark))
+// try calls remove. After an error, removeAgain calls it again.
+func (s *staleMarks) try(path string, remove func() error) error {
+	err := remove()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
 	case err == nil:
-		delete(s.paths, mark)
-	case s.paths == nil:
-		s.paths = map[string]bool{mark: true}
+		delete(s.again, path)
+	case s.again == nil:
+		s.again = map[string]func() error{path: remove}
 	default:
-		s.paths[mark] = true
+		s.again[path] = remove
 	}
 	return err
 }
 
-// removeAgain removes the marks that could not be removed. It touches no others: they may be of running withdrawals, also of other nodes.
-func (s *staleMarks) removeAgain(root *os.Root) {
+// removeAgain tries the removals again that failed. It touches no other marks: they may be of running withdrawals, also of
+// other nodes.
+func (s *staleMarks) removeAgain() {
 	s.mu.Lock()
-	again := slices.Collect(maps.Keys(s.paths))
+	again := maps.Clone(s.again)
 	s.mu.Unlock()
-	for _, mark := range again {
-		_ = s.remove(root, mark)
+	for path, remove := range again {
+		_ = s.try(path, remove)
 	}
+}
+
+func (s *staleMarks) remove(root *os.Root, mark string) error {
+	return s.try(mark, func() error { return ignoreMissing(root.Remove(mark)) })
 }
 
 // removeIn removes all marks in a folder.
 func (s *staleMarks) removeIn(root *os.Root, folder string) error {
-	names, err := marksIn(root, folder)
-	for _, name := range names {
-		err = errors.Join(err, s.remove(root, path.Join(folder, markPrefix+name)))
-	}
-	return err
+	var removed error
+	listed := s.try(folder, func() error {
+		names, err := marksIn(root, folder)
+		for _, name := range names {
+			removed = errors.Join(removed, s.remove(root, path.Join(folder, markPrefix+name)))
+		}
+		return err
+	})
+	return errors.Join(listed, removed)
 }
 
 // removeOld removes the marks that an earlier process left.
 func (s *staleMarks) removeOld(root *os.Root) {
-	entries, _ := imageEntries(root)
-	for _, e := range entries {
-		if id, err := ident.ParseID(e.Name()); err == nil && e.IsDir() {
-			_ = s.removeIn(root, folderPath(id))
+	_ = s.try(imagesFolder, func() error {
+		entries, err := imageEntries(root)
+		for _, e := range entries {
+			if id, err := ident.ParseID(e.Name()); err == nil && e.IsDir() {
+				_ = s.removeIn(root, folderPath(id))
+			}
 		}
-	}
+		return err
+	})
 }
 
 func folderID(info os.FileInfo) model.FolderID {

@@ -3,14 +3,17 @@ package disk
 import (
 	"errors"
 	"os"
+	"path"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/disk/model"
+	"github.com/seed-26586806/backing-image-manager/internal/testx/faultfs"
 	"github.com/seed-26586806/backing-image-manager/internal/testx/need"
 )
 
@@ -70,46 +73,130 @@ func TestMark(t *testing.T) {
 	}
 }
 
-// TestMarkIsRemovedLater has a disk that is read-only when a mark is removed. A later listing removes it.
-func TestMarkIsRemovedLater(t *testing.T) {
+// newMountedDisk returns a disk with a ready image on its own file system, and a function that makes the file system
+// read-only or writable.
+func newMountedDisk(t *testing.T) (d *Disk, setReadOnly func(bool)) {
+	t.Helper()
 	need.Root(t, "mount a file system")
 	path := t.TempDir()
-	mount := func(flags uintptr) {
-		if err := unix.Mount("tmpfs", path, "tmpfs", flags, "size=16m"); err != nil {
-			t.Fatal(err)
-		}
-	}
+	mount := func(flags uintptr) { must(t, unix.Mount("tmpfs", path, "tmpfs", flags, "size=16m")) }
 	mount(0)
 	t.Cleanup(func() { _ = unix.Unmount(path, unix.MNT_DETACH) })
-	if _, err := Init(path); err != nil {
-		t.Fatal(err)
-	}
-	d, err := Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer d.Close()
-	if err := os.MkdirAll(filepath.Join(path, folderPath(testID)), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := d.SetMark(testID, Mark{Name: "0123456789abcdef", Secret: "fedcba9876543210"}); err != nil {
-		t.Fatal(err)
-	}
-	for _, readOnly := range []bool{true, false} {
+	_, err := Init(path)
+	must(t, err)
+	d, err = Open(path)
+	must(t, err)
+	t.Cleanup(func() { d.Close() })
+	readyImage(t, d, make([]byte, 4096))
+	return d, func(readOnly bool) {
 		if readOnly {
 			mount(unix.MS_REMOUNT | unix.MS_RDONLY)
-			if err := d.RemoveMark(testID, "0123456789abcdef"); err == nil {
-				t.Fatal("the mark was removed")
-			}
 		} else {
 			mount(unix.MS_REMOUNT)
 		}
-		if _, err := d.List(); err != nil {
-			t.Fatal(err)
+	}
+}
+
+var testMark = Mark{Name: "0123456789abcdef", Secret: "fedcba9876543210"}
+
+// listsMarked lists the disk, and reports whether the image is marked then. The image must be ready.
+func listsMarked(t *testing.T, d *Disk) bool {
+	t.Helper()
+	l, err := d.List()
+	must(t, err)
+	if len(l.Copies) != 1 || l.Copies[0].State != model.Ready {
+		t.Errorf("the listing is %+v", l)
+	}
+	marked, err := d.Marked(testID)
+	must(t, err)
+	return marked
+}
+
+// TestMarkIsRemovedLater has a disk that is read-only when a mark is removed. A later listing removes it.
+func TestMarkIsRemovedLater(t *testing.T) {
+	d, setReadOnly := newMountedDisk(t)
+	must(t, d.SetMark(testID, testMark))
+	setReadOnly(true)
+	if err := d.RemoveMark(testID, testMark.Name); err == nil {
+		t.Fatal("the mark was removed")
+	}
+	if !listsMarked(t, d) {
+		t.Error("a read-only disk has lost its mark")
+	}
+	setReadOnly(false)
+	if listsMarked(t, d) {
+		t.Error("the mark stays")
+	}
+}
+
+// A removal is interrupted, and the disk is read-only when the next process starts. When a later listing restores the
+// folder, it must not keep the mark: nothing else removes it, and the copy would count for nothing.
+func TestRestoredFolderHasNoMark(t *testing.T) {
+	d, setReadOnly := newMountedDisk(t)
+	must(t, d.SetMark(testID, testMark))
+	must(t, os.Rename(filepath.Join(d.Path(), folderPath(testID)), filepath.Join(d.Path(), imagesFolder, removingPrefix+testID.String())))
+	setReadOnly(true)
+	unlock, err := d.Lock()
+	must(t, err)
+	defer unlock()
+	setReadOnly(false)
+	if listsMarked(t, d) {
+		t.Error("the restored folder has the mark of the earlier process")
+	}
+}
+
+// putBackLater is a removal that finds a user, and cannot put the folder back, because the disk has become read-only.
+type putBackLater struct {
+	*folderRemoval
+	setReadOnly func(bool)
+}
+
+func (r putBackLater) CheckUnused(aside bool) error {
+	if !aside {
+		return nil
+	}
+	r.setReadOnly(true)
+	return &InUseError{ID: testID}
+}
+
+// A removal is cancelled, and its folder gets its name back later than the holder removes the mark.
+func TestMarkOfFolderThatIsPutBackLater(t *testing.T) {
+	d, setReadOnly := newMountedDisk(t)
+	must(t, d.SetMark(testID, testMark))
+	r := putBackLater{&folderRemoval{folder: d.image(testID), mark: testMark, now: folderPath(testID)}, setReadOnly}
+	if err := RemoveUnused(r); !errors.Is(err, ErrReadOnly) {
+		t.Errorf("error %v", err)
+	}
+	_ = d.RemoveMark(testID, testMark.Name)
+	setReadOnly(false)
+	if listsMarked(t, d) {
+		t.Error("the mark stays")
+	}
+}
+
+// A folder cannot be listed when a process starts. A later listing of the disk removes its old mark.
+func TestOldMarkInUnreadableFolder(t *testing.T) {
+	for _, unreadable := range []string{imagesFolder, folderPath(testID)} {
+		d, v := faultyDisk(t)
+		readyImage(t, d, sparseImage(ChunkSize))
+		v.Put(path.Join(folderPath(testID), markPrefix+testMark.Name), nil)
+		v.Restart()
+		lists := 0
+		v.Plan(func(op faultfs.Op) error {
+			if op.Kind == "list" && op.Path == unreadable {
+				if lists++; unreadable != imagesFolder || lists > 2 { // the first two are of other steps
+					return syscall.EIO
+				}
+			}
+			return nil
+		})
+		unlock, err := d.Lock()
+		must(t, err)
+		v.Plan(nil)
+		if lists == 0 || listsMarked(t, d) {
+			t.Errorf("%s: the mark stays (%d lists)", unreadable, lists)
 		}
-		if marked, err := d.Marked(testID); err != nil || marked != readOnly {
-			t.Errorf("read-only %t: marked %t, %v", readOnly, marked, err)
-		}
+		must(t, unlock())
 	}
 }
 

@@ -240,9 +240,9 @@ func removeOwnFiles(root *os.Root, folder string) error {
 }
 
 // restoreRemoved restores the names of folders whose removal a crash interrupted. The next plan
-// contains the action for the remaining files.
-func restoreRemoved(root *os.Root) error {
-	entries, err := imageEntries(root)
+// contains the action for the remaining files. The marks in these folders go with the removals: nothing else removes them.
+func (d *Disk) restoreRemoved() error {
+	entries, err := imageEntries(d.root)
 	if err != nil {
 		return err
 	}
@@ -251,12 +251,13 @@ func restoreRemoved(root *os.Root) error {
 		if _, err := ident.ParseID(name); !removing || !e.IsDir() || err != nil {
 			continue
 		}
-		if _, err := root.Lstat(path.Join(imagesFolder, name)); !errors.Is(err, fs.ErrNotExist) {
+		if _, err := d.root.Lstat(path.Join(imagesFolder, name)); !errors.Is(err, fs.ErrNotExist) {
 			continue // the image was created again: the old folder is listed as unmanaged
 		}
-		if err := atomicfile.Rename(root, path.Join(imagesFolder, e.Name()), path.Join(imagesFolder, name)); err != nil {
+		if err := atomicfile.Rename(d.root, path.Join(imagesFolder, e.Name()), path.Join(imagesFolder, name)); err != nil {
 			return err
 		}
+		_ = d.marks.removeIn(d.root, path.Join(imagesFolder, name)) // after an error, List tries again
 	}
 	return nil
 }
