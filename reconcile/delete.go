@@ -82,7 +82,7 @@ func (r *Reconciler) withdraw(ctx context.Context, now *plan.Round, run *activeJ
 	m, unmarked := run.deletion.mark, r.jobs.deletesUnmarked(key)
 	return func() {
 		r.system.Jobs.Query(ctx, a, m.Name, nodes, func(states map[string]model.Node) {
-			responses, shared := responsesFromPeers(d.Config.Nodes, states), cmp.Or(unmarked, m.seenBy(key, states, &r.served), m.mayBeUsed(o, key))
+			responses, shared := responsesFromPeers(d.Config.Nodes, states), cmp.Or(unmarked, m.seenBy(key, states, &r.served))
 			r.requestProofs(ctx, d, o, run, responses, func() {
 				r.jobs.reports.add(report{run: run, responses: responses, shared: shared, err: ctx.Err(), stopped: ctx.Err() != nil})
 			})
@@ -139,7 +139,11 @@ func (run *activeJob) confirm(d plan.Desired, o plan.Observed, age time.Duration
 	if run.deletion.shared != nil {
 		return run.deletion.shared
 	}
-	return plan.NewRound(d, o.WithResponses(a.CopyRef().ID.Name, run.deletion.queried, run.deletion.responses)).ConfirmDeletion(a)
+	o = o.WithResponses(a.CopyRef().ID.Name, run.deletion.queried, run.deletion.responses)
+	if err := run.deletion.mark.mayBeUsed(o, run.key()); err != nil {
+		return err
+	}
+	return plan.NewRound(d, o).ConfirmDeletion(a)
 }
 
 // cancelDeletion ends a deletion that is not confirmed (D3). This is no failure: Attempts stays 0,

@@ -89,7 +89,8 @@ func (j *jobs) deletesUnmarked(key ident.CopyRef) error {
 	return nil
 }
 
-// mayBeUsed returns an error if a copy in use on another disk may be the copy key itself: see mayBeSame.
+// mayBeUsed returns an error if a copy in use on another disk may be the copy key itself: see mayBeSame. o must have the
+// responses of the queried nodes: a node publishes not every use.
 func (m mark) mayBeUsed(o plan.Observed, key ident.CopyRef) error {
 	for ref, seen := range o.Disks {
 		if ref == key.Disk || seen.Copies[key.ID].UsedBy == "" {
@@ -106,7 +107,8 @@ func (m mark) mayBeUsed(o plan.Observed, key ident.CopyRef) error {
 // is not on another file system of this node.
 func (m mark) mayBeSame(o plan.Observed, key, other ident.CopyRef) error {
 	a, b := o.Disks[key.Disk].Copies[key.ID].Folder, o.Disks[other.Disk].Copies[other.ID].Folder
-	if key.Disk.Node == other.Disk.Node && a.Device != b.Device {
+	known := a != (model.FolderID{}) && b != (model.FolderID{})
+	if key.Disk.Node == other.Disk.Node && known && a.Device != b.Device {
 		return nil
 	}
 	return m.problem
