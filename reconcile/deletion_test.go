@@ -3,6 +3,8 @@ package reconcile
 import (
 	"errors"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -169,6 +171,24 @@ func TestUnreachableCopyDoesNotCount(t *testing.T) {
 	}
 	best.pass(nil)
 	other.until("the copy deleted", func(v *status.View) bool { return !other.holds(v) })
+}
+
+// Another node that had the same folder was stopped for ever during a deletion. Its mark keeps the copy from counting, and the
+// reason for that must be visible where the deletion is cancelled.
+func TestForeignMarkIsShown(t *testing.T) {
+	t.Parallel()
+	c, nodes, oneCopy := surplus(t, 2, clusterSettings)
+	best, other := nodes[0], nodes[1]
+	folders, err := filepath.Glob(filepath.Join(best.disk, "backing-images", "*"))
+	must(t, err)
+	must(t, os.Symlink("fedcba9876543210", filepath.Join(folders[0], "backing.leaving.0123456789abcdef")))
+	c.declare(oneCopy, c.nodes...)
+	v := other.until("the deletion cancelled", func(v *status.View) bool { return len(v.Observed.Failures) > 0 && !other.response().Leaving })
+	for _, f := range v.Observed.Failures {
+		if want := "restart the manager of node " + best.name; !strings.Contains(f.Message, want) {
+			t.Errorf("the reason is %q, want %q", f.Message, want)
+		}
+	}
 }
 
 // A requested clean-up must delete a surplus copy before the clean-up interval is over, and no other

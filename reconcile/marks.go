@@ -65,7 +65,7 @@ func (m mark) seenBy(key ident.CopyRef, states map[string]model.Node, own *serve
 		case secret == m.Secret && other != key:
 			return same(key.Disk.Node, name)
 		case marked && other != key && !withdrawn[other]:
-			return fmt.Errorf("not deleted: the copy on %s is withdrawn by another node that has the same folder", other.Disk)
+			return fmt.Errorf("not deleted: the copy on %s is withdrawn by another node that has the same folder; if no such node runs, restart the manager of this node", other.Disk)
 		}
 	}
 	for _, node := range slices.Sorted(maps.Keys(states)) {

@@ -138,7 +138,7 @@ func (p *surplusPlanner) keepNeeded(x undesired) Action {
 		required = "one copy is ready"
 	}
 	ignored, tooFew := "", CodeTooFewReady // ignored is appended to the text of the reason
-	reasons := append(p.ix.ignoredPeers(), p.disputedDisks()...)
+	reasons := slices.Concat(p.ix.ignoredPeers(), p.disputedDisks(), p.markedCopies())
 	if unproven := p.state.unprovenCopies(); len(unproven) > 0 {
 		reasons, tooFew = slices.Concat(unproven, reasons), CodeUnproven
 	}
@@ -163,6 +163,20 @@ func (p *surplusPlanner) disputedDisks() (reasons []string) {
 	for _, ref := range p.state.ready {
 		if p.ix.Observed.Disks[ref.Disk].Disputed != "" {
 			reasons = append(reasons, fmt.Sprintf("the copy on %s does not count: another disk has the same diskUUID", ref.Disk))
+		}
+	}
+	return reasons
+}
+
+// MarkedText is the message of a copy that leaves because of a mark in its folder (U5).
+const MarkedText = "a node that has the same folder deletes it"
+
+// markedCopies returns why a deletion does not count on copies whose folder has a mark. The mark of a node that was stopped
+// during a deletion stays until a node with that folder starts.
+func (p *surplusPlanner) markedCopies() (reasons []string) {
+	for _, ref := range p.ix.peerCopies(p.state.image.ID.Name) {
+		if c := p.ix.copyAt(ref); ref.ID == p.state.image.ID && c.Leaving && c.Message == MarkedText {
+			reasons = append(reasons, fmt.Sprintf("the copy on %s does not count: %s; if no such node runs, restart the manager of node %s", ref.Disk, MarkedText, ref.Disk.Node))
 		}
 	}
 	return reasons

@@ -233,6 +233,9 @@ func (d openDisk) list(name, mark string) model.Disk {
 		if err == nil {
 			c.Leaving, err = d.handle.Marked(c.ID)
 		}
+		if c.Leaving {
+			c.Message = plan.MarkedText
+		}
 		seen.Copies[c.ID] = c
 	}
 	if err == nil {
