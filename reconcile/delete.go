@@ -40,7 +40,8 @@ import (
 type deletion struct {
 	phase     deletionPhase
 	unproven  bool                     // a requested proof did not pass
-	mark      mark                     // of the copy; zero for an orphan, whose deletion counts on no copy
+	mark      mark                     // of the copy
+	orphan    bool                     // the image is not declared: the deletion counts on no other copy, so no node looks for its mark
 	shared    error                    // why another copy has, or may have, the same folder; nil: it has its own
 	queried   []string                 // the nodes to query
 	responses map[string]plan.Response // by node; a node that did not respond is missing
@@ -68,11 +69,11 @@ const (
 func (r *Reconciler) withdraw(ctx context.Context, now *plan.Round, run *activeJob) (query func()) {
 	d, o, a, key := now.Desired, now.Observed, run.order.Action, run.key()
 	run.deletion = &deletion{queried: now.NodesToQuery(a)}
-	if _, declared := d.Config.Images[a.Image]; declared {
-		run.deletion.mark = newMark(run.on[a.Disk], key.ID, r.system.Secret)
-		if run.deletion.mark.problem == nil {
-			run.order.Mark = run.deletion.mark.Mark
-		}
+	_, declared := d.Config.Images[a.Image]
+	run.deletion.orphan = !declared
+	run.deletion.mark = newMark(run.on[a.Disk], key.ID, r.system.Secret)
+	if run.deletion.mark.problem == nil {
+		run.order.Mark = run.deletion.mark.Mark
 	}
 	r.served.Withdraw(key)
 	nodes := make([]peer.Address, 0, len(run.deletion.queried))
@@ -80,6 +81,9 @@ func (r *Reconciler) withdraw(ctx context.Context, now *plan.Round, run *activeJ
 		nodes = append(nodes, peer.Address{Node: name, URL: d.Config.Nodes[name].Address})
 	}
 	m, unmarked := run.deletion.mark, r.jobs.deletesUnmarked(key)
+	if run.deletion.orphan {
+		m, unmarked = mark{}, nil
+	}
 	return func() {
 		r.system.Jobs.Query(ctx, a, m.Name, nodes, func(states map[string]model.Node) {
 			responses, shared := responsesFromPeers(d.Config.Nodes, states), cmp.Or(unmarked, m.seenBy(key, states, &r.served))
@@ -140,7 +144,7 @@ func (run *activeJob) confirm(d plan.Desired, o plan.Observed, age time.Duration
 		return run.deletion.shared
 	}
 	o = o.WithResponses(a.CopyRef().ID.Name, run.deletion.queried, run.deletion.responses)
-	if err := run.deletion.mark.mayBeUsed(o, run.key()); err != nil {
+	if err := run.deletion.mark.mayBeUsed(o, run.key()); err != nil && !run.deletion.orphan {
 		return err
 	}
 	return plan.NewRound(d, o).ConfirmDeletion(a)

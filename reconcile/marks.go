@@ -18,7 +18,8 @@ import (
 // bind mount, or by a file system that both mount. So a withdrawal puts a mark into the folder of the copy. The queried
 // nodes look for the mark in their copies, and this node on its other disks. If another copy has the mark, nothing is
 // deleted: both copies are one file. A copy whose folder has the mark of another withdrawal counts for nothing (Marked):
-// that withdrawal may delete it without a query to the node that counts on it.
+// that withdrawal may delete it without a query to the node that counts on it. The deletion of an orphan has a mark for this
+// reason only: the image may be declared again while the deletion runs.
 //
 // A false claim cannot prevent a deletion: only a node that reads the mark knows its secret. A response has a hash of the
 // secret and the name of the responding node. So the response of the holder, which sees its own mark, helps no other node.
