@@ -15,6 +15,7 @@
 //	                                    backing.part.caibx   index of the partial file; becomes backing.caibx
 //	                                    backing.part.tmp  temporary file, for example of an index that is received
 //	                                    backing.leaving.*      mark of a withdrawn copy
+//	                                    backing.removed        image during its removal, restored after a crash
 //	<disk>/backing-images/.removing-<name>-<uuid>     folder under removal, restored after a crash
 //
 //	<disk>/backing-image-manager.users                which replicas named images when they were last read

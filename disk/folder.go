@@ -16,6 +16,7 @@ import (
 // Files of an image folder. backing.cfg is in cfg.go.
 const (
 	imageFile      = "backing"
+	hiddenFile     = "backing.removed" // the image during its removal
 	chunksFile     = "backing.chunks"
 	recordFile     = "backing.record"
 	partFile       = "backing.part"

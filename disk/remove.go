@@ -199,7 +199,17 @@ func (r *folderRemoval) Delete() error {
 			return err
 		}
 	}
-	if err := removeOwnFiles(r.folder.disk.root, r.now); err != nil {
+	images := []string{imageFile, hiddenFile}
+	if !r.inPlace {
+		hidden, err := r.hideImage()
+		if err != nil {
+			return fmt.Errorf("remove %s: %w", r.folder.id, err)
+		}
+		if hidden {
+			images = []string{hiddenFile}
+		}
+	}
+	if err := removeOwnFiles(r.folder.disk.root, r.now, images); err != nil {
 		return fmt.Errorf("remove %s: %w", r.folder.id, err)
 	}
 	if err := ignoreMissing(r.folder.disk.root.Remove(r.now)); err != nil {
@@ -209,37 +219,79 @@ func (r *folderRemoval) Delete() error {
 	return nil
 }
 
+// hideImage renames the image in the folder that was set aside. Another node with the same folder may start at any moment. It
+// then restores the names, and counts on the image, even while this process is about to open the folder or to delete a file in
+// it. So an image is not deleted by its name: if the other node started before the rename, the folder is not aside any more,
+// and if it starts later, it takes the hidden name away. hidden is false if there is no space for the rename.
+func (r *folderRemoval) hideImage() (hidden bool, err error) {
+	root := r.folder.disk.root
+	switch err := noSpace(root.Rename(path.Join(r.now, imageFile), path.Join(r.now, hiddenFile))); {
+	case errors.Is(err, ErrNoSpace):
+		return false, nil
+	case errors.Is(err, fs.ErrNotExist): // there is no image
+		return true, nil
+	case err != nil:
+		return false, err
+	}
+	_, err = root.Lstat(path.Join(r.now, hiddenFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		err = ErrMarkGone
+	}
+	if err == nil {
+		err = r.CheckMark()
+	}
+	if err != nil {
+		err = errors.Join(err, showImage(root, r.now), showImage(root, r.folder.path()))
+	}
+	return err == nil, err
+}
+
+// showImage undoes hideImage in a folder. It does nothing if the folder has no hidden image, or an image.
+func showImage(root *os.Root, folder string) error {
+	hidden, image := path.Join(folder, hiddenFile), path.Join(folder, imageFile)
+	if _, err := root.Lstat(hidden); err != nil {
+		return ignoreMissing(err)
+	}
+	if _, err := root.Lstat(image); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return ignoreMissing(atomicfile.Rename(root, hidden, image))
+}
+
 // Sync implements Removal.
 func (r *folderRemoval) Sync() error { return atomicfile.SyncFolder(r.folder.disk.root, imagesFolder) }
 
-// ownFiles are the files of an image folder that this program may delete besides marks, in this order. The image is
-// the first one: without it, the other files are no copy. The record is the last one, because a
-// folder without a record is not owned.
+// ownFiles are the files of an image folder that this program may delete besides images and marks, in this order. The record
+// is the last one, because a folder without a record is not owned.
 var ownFiles = []string{
-	imageFile, partFile, partChunksFile, partTempFile, partIndexFile, chunksFile, newManifestFile, indexFile, cfgFile, cfgFile + ".tmp", recordFile + ".tmp", recordFile,
+	partFile, partChunksFile, partTempFile, partIndexFile, chunksFile, newManifestFile, indexFile, cfgFile, cfgFile + ".tmp", recordFile + ".tmp", recordFile,
 }
 
-func removeOwnFiles(root *os.Root, folder string) error {
-	for _, name := range ownFiles {
-		if err := ignoreMissing(root.Remove(path.Join(folder, name))); err != nil {
-			return err
+// removeOwnFiles deletes the images first: without them, the other files are no copy.
+func removeOwnFiles(root *os.Root, folder string, images []string) error {
+	remove := func(names []string) error {
+		for _, name := range names {
+			if err := ignoreMissing(root.Remove(path.Join(folder, name))); err != nil {
+				return err
+			}
 		}
-		if name != imageFile {
-			continue
-		}
-		// After a power failure, the image must not exist without its other files.
-		if err := atomicfile.SyncFolder(root, folder); err != nil {
-			return err
-		}
-		// As long as the image exists, its mark tells other nodes that it may be deleted.
-		if err := new(staleMarks).removeIn(root, folder); err != nil {
-			return err
-		}
+		return nil
 	}
-	return nil
+	if err := remove(images); err != nil {
+		return err
+	}
+	// After a power failure, the image must not exist without its other files.
+	if err := atomicfile.SyncFolder(root, folder); err != nil {
+		return err
+	}
+	// As long as the image exists, its mark tells other nodes that it may be deleted.
+	if err := new(staleMarks).removeIn(root, folder); err != nil {
+		return err
+	}
+	return remove(ownFiles)
 }
 
-// restoreRemoved restores the names of folders whose removal a crash interrupted. The next plan
+// restoreRemoved restores the names of folders and images whose removal a crash interrupted. The next plan
 // contains the action for the remaining files. The marks in these folders go with the removals: nothing else removes them.
 func (d *Disk) restoreRemoved() error {
 	entries, err := imageEntries(d.root)
@@ -248,7 +300,13 @@ func (d *Disk) restoreRemoved() error {
 	}
 	for _, e := range entries {
 		name, removing := strings.CutPrefix(e.Name(), removingPrefix)
-		if _, err := ident.ParseID(name); !removing || !e.IsDir() || err != nil {
+		if _, err := ident.ParseID(name); !e.IsDir() || err != nil {
+			continue
+		}
+		if err := showImage(d.root, path.Join(imagesFolder, e.Name())); err != nil {
+			return err
+		}
+		if !removing {
 			continue
 		}
 		if _, err := d.root.Lstat(path.Join(imagesFolder, name)); !errors.Is(err, fs.ErrNotExist) {
