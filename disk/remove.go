@@ -84,10 +84,11 @@ func RemoveUnused(r Removal) error {
 
 // Remove deletes the files of this program in the folder of id, and then the folder. It does not
 // delete other files: if there are any, or if the folder has no record, Remove keeps the folder and
-// returns an error. m is the mark of the withdrawal; zero: it has none.
+// returns an error. m is the mark of the withdrawal; zero: it has none. The functions in checks are called after the folder was
+// renamed, and after an error of one, the image stays.
 //
 // *InUseError: the image is in use (see RemoveUnused). ErrMarkGone: the mark was removed meanwhile.
-func (d *Disk) Remove(id ident.ID, m Mark) error {
+func (d *Disk) Remove(id ident.ID, m Mark, checks ...func() error) error {
 	f := d.image(id)
 	_, owned, err := f.readRecord()
 	if err == nil && !owned {
@@ -98,7 +99,7 @@ func (d *Disk) Remove(id ident.ID, m Mark) error {
 	}
 	d.removals.RLock()
 	defer d.removals.RUnlock()
-	r := &folderRemoval{folder: f, mark: m, now: f.path()}
+	r := &folderRemoval{folder: f, mark: m, checks: checks, now: f.path()}
 	defer r.release()
 	return RemoveUnused(r)
 }
@@ -111,7 +112,8 @@ func (d *Disk) Remove(id ident.ID, m Mark) error {
 // deletes the files where they are, the image first, so that after a crash the folder has no image.
 type folderRemoval struct {
 	folder  imageFolder
-	mark    Mark      // zero: none
+	mark    Mark // zero: none
+	checks  []func() error
 	now     string    // the present path of the folder
 	inPlace bool      // SetAside took a lease instead of the rename
 	leased  *leasedIn // nil if inPlace is false, or if the folder has no image
@@ -163,6 +165,11 @@ func (r *folderRemoval) SetAside() error {
 
 // CheckMark implements Removal.
 func (r *folderRemoval) CheckMark() error {
+	for _, check := range r.checks {
+		if err := check(); err != nil {
+			return err
+		}
+	}
 	if r.mark == (Mark{}) {
 		return nil
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/disk/model"
 	"github.com/seed-26586806/backing-image-manager/fetch/peer"
 	"github.com/seed-26586806/backing-image-manager/internal/backoff"
@@ -125,12 +126,28 @@ func (r *Reconciler) decideDeletions(d plan.Desired, o plan.Observed) (begin []f
 			continue
 		}
 		run.deletion.phase = deleting
+		run.order.Counted = run.deletion.counted()
 		begin = append(begin, func() {
 			// A confirmed deletion takes milliseconds. ctx must not interrupt it half-way.
 			r.system.Jobs.Start(context.Background(), run.order, run.on, func(err error) { r.jobs.reports.add(report{run: run, err: err}) })
 		})
 	}
 	return begin
+}
+
+// counted returns the copies of this node that a deletion without a mark counts on: others cannot have proven themselves.
+func (d *deletion) counted() (refs []ident.CopyRef) {
+	if d.mark.problem == nil {
+		return nil
+	}
+	for _, response := range d.responses {
+		for ref, p := range response.Proofs {
+			if p.Result == plan.ProofPassed {
+				refs = append(refs, ref)
+			}
+		}
+	}
+	return refs
 }
 
 // confirm returns nil if the observation o and the responses allow the deletion of the copy, and

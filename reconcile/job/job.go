@@ -41,6 +41,8 @@ type Order struct {
 	Digest ident.Digest
 	// Mark is the mark of a withdrawn copy, which must still be there at its deletion; zero: it has none.
 	Mark disk.Mark
+	// Counted are the copies of this node on which the deletion of a copy counts that could get no mark.
+	Counted []ident.CopyRef
 	// PeerCopies returns the copies with Digest that other nodes offer now.
 	PeerCopies func() []peer.Source
 	// Verified is called after an action with VerifiesPeer has read the bytes with Digest. It receives

@@ -5,6 +5,7 @@ import (
 	cryptorand "crypto/rand"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"sync"
@@ -187,13 +188,32 @@ func (l *Local) Start(ctx context.Context, o job.Order, on Disks, done func(erro
 	go func() {
 		var err error
 		if o.Action.Op.Deletes() {
-			err = j.Disk.Remove(o.Action.CopyRef().ID, o.Mark)
+			err = j.Disk.Remove(o.Action.CopyRef().ID, o.Mark, func() error { return stillCount(o.Counted, j.Disks) })
 		} else {
 			err = j.Run(ctx)
 		}
 		j.Disk.WriteFailed(err)
 		done(err)
 	}()
+}
+
+// stillCount returns an error unless all copies, on which a deletion counts, are ready and without a mark. Without a mark of its
+// own, the deletion could not keep another node with the same folders from counting on the copy that it deletes (U5).
+func stillCount(copies []ident.CopyRef, on map[string]*disk.Disk) error {
+	for _, ref := range copies {
+		d := on[ref.Disk.Disk]
+		if d == nil {
+			return fmt.Errorf("not deleted: disk %s, with a copy that counts, was opened again", ref.Disk)
+		}
+		marked, err := d.Marked(ref.ID)
+		if c := d.Stat(ref.ID); err == nil && (marked || c.State != model.Ready) {
+			err = fmt.Errorf("not deleted: the copy on %s does not count any more: another node may have the same folders", ref.Disk)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // job returns the job of an order.
