@@ -33,7 +33,7 @@ type Listing struct {
 // List returns the state of every copy. It reads no image data.
 func (d *Disk) List() (Listing, error) {
 	if d.unrestored.Load() && d.removals.TryLock() {
-		d.unrestored.Store(d.restoreRemoved() != nil)
+		d.unrestored.Store(restoreRemoved(d.root, &d.marks) != nil)
 		d.removals.Unlock()
 	}
 	d.marks.removeAgain()

@@ -193,7 +193,7 @@ func (d *Disk) Lock() (unlock func() error, err error) {
 		// lock to the child.
 		return errors.Join(unix.Flock(int(f.Fd()), unix.LOCK_UN), f.Close())
 	}
-	switch err := noSpace(d.restoreRemoved()); {
+	switch err := noSpace(restoreRemoved(d.root, &d.marks)); {
 	case errors.Is(err, ErrReadOnly), errors.Is(err, ErrNoSpace):
 		d.unrestored.Store(true) // the other copies stay in service; List tries again
 	case err != nil:

@@ -300,8 +300,8 @@ func removeOwnFiles(root *os.Root, folder string, images []string) error {
 
 // restoreRemoved restores the names of folders and images whose removal a crash interrupted. The next plan
 // contains the action for the remaining files. The marks in these folders go with the removals: nothing else removes them.
-func (d *Disk) restoreRemoved() error {
-	entries, err := imageEntries(d.root)
+func restoreRemoved(root *os.Root, marks *staleMarks) error {
+	entries, err := imageEntries(root)
 	if err != nil {
 		return err
 	}
@@ -310,19 +310,19 @@ func (d *Disk) restoreRemoved() error {
 		if _, err := ident.ParseID(name); !e.IsDir() || err != nil {
 			continue
 		}
-		if err := showImage(d.root, path.Join(imagesFolder, e.Name())); err != nil {
+		if err := showImage(root, path.Join(imagesFolder, e.Name())); err != nil {
 			return err
 		}
 		if !removing {
 			continue
 		}
-		if _, err := d.root.Lstat(path.Join(imagesFolder, name)); !errors.Is(err, fs.ErrNotExist) {
+		if _, err := root.Lstat(path.Join(imagesFolder, name)); !errors.Is(err, fs.ErrNotExist) {
 			continue // the image was created again: the old folder is listed as unmanaged
 		}
-		if err := atomicfile.Rename(d.root, path.Join(imagesFolder, e.Name()), path.Join(imagesFolder, name)); err != nil {
+		if err := atomicfile.Rename(root, path.Join(imagesFolder, e.Name()), path.Join(imagesFolder, name)); err != nil {
 			return err
 		}
-		_ = d.marks.removeIn(d.root, path.Join(imagesFolder, name)) // after an error, List tries again
+		_ = marks.removeIn(root, path.Join(imagesFolder, name)) // after an error, List tries again
 	}
 	return nil
 }
