@@ -1,6 +1,7 @@
 package disk
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -244,10 +245,7 @@ func (r *folderRemoval) hideImage() (hidden bool, err error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		err = ErrMarkGone
 	}
-	if err == nil {
-		err = r.CheckMark()
-	}
-	if err != nil {
+	if err = cmp.Or(err, r.CheckMark()); err != nil {
 		err = errors.Join(err, showImage(root, r.now), showImage(root, r.folder.path()))
 	}
 	return err == nil, err
