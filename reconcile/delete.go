@@ -87,8 +87,9 @@ func (r *Reconciler) withdraw(ctx context.Context, now *plan.Round, run *activeJ
 	}
 	return func() {
 		r.system.Jobs.Query(ctx, a, m.Name, nodes, func(states map[string]model.Node) {
-			responses, shared := responsesFromPeers(d.Config.Nodes, states), cmp.Or(unmarked, m.seenBy(key, states, &r.served))
-			r.requestProofs(ctx, d, o, run, responses, func() {
+			withdrawn := r.served.Withdrawn() // for both: the withdrawal of a copy with the mark of another node may end meanwhile
+			responses, shared := responsesFromPeers(d.Config.Nodes, states), cmp.Or(unmarked, m.seenBy(key, states, &r.served, withdrawn))
+			r.requestProofs(ctx, d, withdrawnCopies(o, withdrawn), run, responses, func() {
 				r.jobs.reports.add(report{run: run, responses: responses, shared: shared, err: ctx.Err(), stopped: ctx.Err() != nil})
 			})
 		})

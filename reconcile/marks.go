@@ -42,7 +42,7 @@ func newMark(on system.Disk, id ident.ID, secret func() uint64) mark {
 // seenBy returns an error in these cases. The mark of the copy key is in the folder of another copy: on any other disk of this
 // node, or according to the states of other nodes. The mark is gone: a node that starts removes all marks in its folders, and
 // its state may be from after that. Another copy of this node has the mark of another node.
-func (m mark) seenBy(key ident.CopyRef, states map[string]model.Node, own *serve.Node) error {
+func (m mark) seenBy(key ident.CopyRef, states map[string]model.Node, own *serve.Node, withdrawn map[ident.CopyRef]bool) error {
 	if m.Name == "" {
 		return nil
 	}
@@ -53,7 +53,6 @@ func (m mark) seenBy(key ident.CopyRef, states map[string]model.Node, own *serve
 	same := func(node, name string) error {
 		return fmt.Errorf("not deleted: the folder of the copy is also that of %s, so there is one copy at two paths: unmount one path, or remove one disk from the configuration", ident.DiskRef{Node: node, Disk: name})
 	}
-	withdrawn := own.Withdrawn()
 	for _, name := range slices.Sorted(maps.Keys(open)) {
 		secret, err := open[name].ReadMark(key.ID, m.Name)
 		marked, markedErr := open[name].Marked(key.ID)

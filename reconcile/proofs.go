@@ -18,7 +18,7 @@ import (
 func (r *Reconciler) requestProofs(ctx context.Context, d plan.Desired, o plan.Observed, run *activeJob, responses map[string]plan.Response, done func()) {
 	r.ledger.Mark(responses)
 	a := run.order.Action
-	asked := withdrawnCopies(o, r.served.Withdrawn()).WithResponses(a.Image, run.deletion.queried, responses)
+	asked := o.WithResponses(a.Image, run.deletion.queried, responses)
 	open, closed := r.served.Open()
 	proofs := map[ident.CopyRef]plan.Proof{}
 	var tasks []system.ProofTask
