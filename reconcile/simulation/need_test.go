@@ -103,6 +103,12 @@ func (c *cluster) unmountReplicas(ref ident.DiskRef, d *Disk) {
 	c.after(time.Minute, func() {
 		seen, observed := m.observed.Disks[ref]
 		recorded := observed && seen.UUID == d.UUID && seen.Problem == "" && !seen.ReadOnly && m.desired.Allowed != schema.ObserveOnly
+		for _, s := range d.Copies { // a use may have ended and begun again
+			recorded = recorded && (s.Users == 0 || c.now-c.history(s).usedFrom > time.Minute)
+		}
+		for _, r := range d.Replicas {
+			recorded = recorded && (r.Count == 0 || startTime.Add(c.now).Sub(r.Since) > time.Minute)
+		}
 		if c.healed || c.disks[ref] != d || !m.up || m.starts != life || !recorded || d.ReplicasAway || !maps.Equal(named, d.named()) {
 			return
 		}
