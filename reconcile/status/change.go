@@ -10,34 +10,40 @@ import (
 
 // ContentSum returns a hash of the document without what changes all the time: the time of the observation and of the last
 // responses of peers, times that are computed from a duration in each round, durations in messages, the progress of jobs, and
-// the free space of disks.
+// the free space of disks. It encodes one part after the other: a status may have many megabytes.
 func (s Status) ContentSum() [sha256.Size]byte {
-	s.Time = time.Time{}
-	s.Peers, s.Disks, s.Images = slices.Clone(s.Peers), slices.Clone(s.Disks), slices.Clone(s.Images)
-	for i := range s.Peers {
-		p := &s.Peers[i]
+	hash := sha256.New()
+	add := func(part any) {
+		document, err := json.Marshal(part)
+		if err != nil {
+			panic("status: encode a status: " + err.Error()) // its types have no values that JSON lacks
+		}
+		hash.Write(append(durations.ReplaceAll(document, nil), '\n'))
+	}
+	for _, p := range s.Peers {
 		p.LastResponse, p.UnreachableSince, p.OtherConfigSince = time.Time{}, time.Time{}, time.Time{}
+		add(p)
 	}
-	for i := range s.Disks {
-		s.Disks[i].Free, s.Disks[i].ProblemSince = 0, time.Time{}
+	for _, d := range s.Disks {
+		d.Free, d.ProblemSince = 0, time.Time{}
+		add(d)
 	}
-	for i := range s.Images {
-		s.Images[i].Copies = slices.Clone(s.Images[i].Copies)
-		for j := range s.Images[i].Copies {
-			c := &s.Images[i].Copies[j]
+	for _, image := range s.Images {
+		image.Copies = slices.Clone(image.Copies)
+		for i := range image.Copies {
+			c := &image.Copies[i]
 			c.Progress, c.Done, c.RealSize, c.Sends, c.PartBytes = 0, 0, 0, 0, 0
 			c.Until, c.LastUsed, c.AwaitedSince = time.Time{}, time.Time{}, time.Time{}
 		}
+		add(image)
 	}
-	s.Plan.Actions = slices.Clone(s.Plan.Actions)
-	for i := range s.Plan.Actions {
-		s.Plan.Actions[i].Until = time.Time{}
+	for _, a := range s.Plan.Actions {
+		a.Until = time.Time{}
+		add(a)
 	}
-	document, err := json.Marshal(s)
-	if err != nil {
-		panic("status: encode a status: " + err.Error()) // its types have no values that JSON lacks
-	}
-	return sha256.Sum256(durations.ReplaceAll(document, nil))
+	s.Time, s.Peers, s.Disks, s.Images, s.Plan.Actions = time.Time{}, nil, nil, nil, nil
+	add(s)
+	return [sha256.Size]byte(hash.Sum(nil))
 }
 
 // durations matches the durations in messages, such as "no data for 1m12s".
