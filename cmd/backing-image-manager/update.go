@@ -171,7 +171,7 @@ func (u *updater) resolve(ctx context.Context, loaded load.Result, names []strin
 			if declared[name] {
 				tracked.Unpack = string(d.Unpack)
 			}
-			answer, err := resolver.Resolve(ctx, tracker(*m.Track), tracked)
+			answer, err := resolver.Resolve(ctx, *m.Track, tracked)
 			if r, ok := errors.AsType[*track.Refusal](err); ok && r.Reason == track.ChangedInPlace && slices.Contains(u.confirmed, name) {
 				answer.Update, err = true, nil
 			}
@@ -180,12 +180,6 @@ func (u *updater) resolve(ctx context.Context, loaded load.Result, names []strin
 	}
 	wg.Wait()
 	return found
-}
-
-// tracker converts the tracker of the configuration.
-func tracker(t schema.Track) track.Tracker {
-	return track.Tracker{Simplestreams: (*track.Simplestreams)(t.Simplestreams), CoreOS: (*track.CoreOS)(t.CoreOS),
-		Listing: (*track.Listing)(t.Listing), HTTP: (*track.HTTP)(t.HTTP), Keys: t.Keys, Signature: t.Signature}
 }
 
 func newImageUpdate(name string, m schema.Image, answer track.Answer, err error) imageUpdate {

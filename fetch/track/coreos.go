@@ -8,16 +8,8 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/schema"
 )
-
-// CoreOS tracks a stream of Fedora CoreOS, or another stream in its format:
-// https://github.com/coreos/stream-metadata-go.
-type CoreOS struct {
-	URL      string // of the metadata of the stream
-	Arch     string // such as "x86_64"
-	Artifact string // such as "qemu"
-	Format   string // such as "qcow2.xz"; empty: the only format of the artifact
-}
 
 // coreOSBuilds is the host of the files of Fedora CoreOS.
 const coreOSBuilds = "builds.coreos.fedoraproject.org"
@@ -44,7 +36,7 @@ type coreOSFile struct {
 	Uncompressed string `json:"uncompressed-sha256"`
 }
 
-func (r *Resolver) coreOS(ctx context.Context, t CoreOS, m Image) (Answer, error) {
+func (r *Resolver) coreOS(ctx context.Context, t schema.TrackCoreOS, m Image) (Answer, error) {
 	if m.Verify != nil {
 		return Answer{}, refuse(Unsigned, "the metadata of a stream has no signature: change the image by hand")
 	}
@@ -56,7 +48,7 @@ func (r *Resolver) coreOS(ctx context.Context, t CoreOS, m Image) (Answer, error
 	if err != nil {
 		return Answer{}, err
 	}
-	location, err := t.location(file.Location)
+	location, err := fileLocation(t.URL, file.Location)
 	if err != nil {
 		return Answer{}, err
 	}
@@ -79,7 +71,7 @@ func (r *Resolver) coreOS(ctx context.Context, t CoreOS, m Image) (Answer, error
 }
 
 // parseCoreOS returns the release of the artifact that t names, and its file.
-func parseCoreOS(data []byte, t CoreOS) (release string, file coreOSFile, err error) {
+func parseCoreOS(data []byte, t schema.TrackCoreOS) (release string, file coreOSFile, err error) {
 	var stream coreOSStream
 	if err := json.Unmarshal(data, &stream); err != nil || stream.Stream == "" || stream.Architectures == nil {
 		return "", file, refuse(Malformed, "the document is not the metadata of a stream")
@@ -106,9 +98,9 @@ func parseCoreOS(data []byte, t CoreOS) (release string, file coreOSFile, err er
 	return artifact.Release, file, nil
 }
 
-// location parses the address of a file.
-func (t CoreOS) location(addr string) (*url.URL, error) {
-	own, err := url.Parse(t.URL)
+// fileLocation parses the address of a file in the metadata of a stream.
+func fileLocation(stream, addr string) (*url.URL, error) {
+	own, err := url.Parse(stream)
 	if err != nil {
 		return nil, refuse(ForeignAddress, "the address of the stream is not a URL")
 	}

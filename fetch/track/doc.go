@@ -11,6 +11,8 @@
 //
 // # Trackers
 //
+// A schema.Track declares one of these:
+//
 //   - Simplestreams: the index and product files of Ubuntu and of Incus.
 //   - CoreOS: the stream metadata of Fedora CoreOS.
 //   - Listing: a folder on a web server whose files have their version in their name, and checksum lists beside them.
@@ -34,6 +36,6 @@
 //
 // # Reading order
 //
-// tracker.go (Tracker, Resolver, Resolve), judge.go (the comparison with the declaration), refusal.go (reasons),
+// tracker.go (Resolver, Resolve), judge.go (the comparison with the declaration), refusal.go (reasons),
 // version.go (order of versions), signed.go (signed lists), then one file for each tracker.
 package track

@@ -12,10 +12,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch/checksum"
 )
 
-// HTTP tracks one address whose content changes. Only the checksum list at Image.ChecksumURL says what is new: an ETag or
+// http resolves an address whose content changes. Only the checksum list at Image.ChecksumURL says what is new: an ETag or
 // a date says only that something changed.
-type HTTP struct{}
-
 func (r *Resolver) http(ctx context.Context, m Image) (Answer, error) {
 	if m.ChecksumURL == "" {
 		return Answer{}, refuse(NoChecksum, "the image has no checksumURL, and nothing else says which bytes are new: declare checksumURL")

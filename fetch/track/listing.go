@@ -14,30 +14,21 @@ import (
 	"golang.org/x/net/html"
 
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// Listing tracks files on a web server whose names contain a version.
-type Listing struct {
-	URL string // of the folder; its query is sent only for the list of files
-	// Match is a regular expression for the whole path of the file below the folder. Its groups are the parts of the version.
-	// It may have one slash: a pattern for a folder, and a pattern or a name for the file in it.
-	Match string
-	// Checksum is the name of the checksum list beside the file. "{file}" stands for the name of the file.
-	Checksum string
-}
-
-// listingPattern is a compiled Listing.Match.
+// listingPattern is a compiled schema.TrackListing.Match.
 type listingPattern struct {
 	folder *regexp.Regexp // nil: the files are in the folder of the tracker
 	file   *regexp.Regexp
 	name   string // the pattern of the file if it is a plain name; empty otherwise
 }
 
-func (t Listing) pattern() (listingPattern, error) {
+func parsePattern(match string) (listingPattern, error) {
 	var p listingPattern
-	folder, file, nested := strings.Cut(t.Match, "/")
+	folder, file, nested := strings.Cut(match, "/")
 	if !nested {
-		folder, file = "", t.Match
+		folder, file = "", match
 	}
 	var err, err2 error
 	if nested {
@@ -80,8 +71,8 @@ func groups(pattern *regexp.Regexp, text string) version {
 	return append(version{}, m[1:]...)
 }
 
-func (r *Resolver) listing(ctx context.Context, t Listing, m Image) (Answer, error) {
-	p, err := t.pattern()
+func (r *Resolver) listing(ctx context.Context, t schema.TrackListing, m Image) (Answer, error) {
+	p, err := parsePattern(t.Match)
 	if err != nil {
 		return Answer{}, err
 	}
@@ -115,7 +106,7 @@ func (r *Resolver) listing(ctx context.Context, t Listing, m Image) (Answer, err
 }
 
 // files returns a candidate for each matching name of a file in a folder. parent is the version of the folder.
-func (r *Resolver) files(t Listing, m Image, folder *url.URL, p listingPattern, parent version, names []string) []candidate {
+func (r *Resolver) files(t schema.TrackListing, m Image, folder *url.URL, p listingPattern, parent version, names []string) []candidate {
 	var candidates []candidate
 	for _, name := range names {
 		if v := groups(p.file, name); v != nil {
@@ -129,7 +120,7 @@ func (r *Resolver) files(t Listing, m Image, folder *url.URL, p listingPattern, 
 }
 
 // inFolder returns the newest matching file in a folder. parent is the version of the folder.
-func (r *Resolver) inFolder(ctx context.Context, t Listing, m Image, folder *url.URL, p listingPattern, parent version) (found, error) {
+func (r *Resolver) inFolder(ctx context.Context, t schema.TrackListing, m Image, folder *url.URL, p listingPattern, parent version) (found, error) {
 	if p.name != "" {
 		return r.withChecksum(ctx, t, m, folder, p.name, parent)
 	}
@@ -149,7 +140,7 @@ func (r *Resolver) inFolder(ctx context.Context, t Listing, m Image, folder *url
 }
 
 // withChecksum returns a file of version v in a folder, with its checksums from the list beside it.
-func (r *Resolver) withChecksum(ctx context.Context, t Listing, m Image, folder *url.URL, name string, v version) (found, error) {
+func (r *Resolver) withChecksum(ctx context.Context, t schema.TrackListing, m Image, folder *url.URL, name string, v version) (found, error) {
 	list := below(folder, strings.ReplaceAll(t.Checksum, "{file}", name)).String()
 	d, err := r.readList(ctx, list, name, m)
 	if errors.Is(err, fetch.ErrNoDocument) {

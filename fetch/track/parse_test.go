@@ -19,6 +19,7 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 func TestQueriesOfSignaturesStayOnTheirServer(t *testing.T) {
@@ -92,7 +93,7 @@ func TestVersionInAnAddress(t *testing.T) {
 
 // A group that takes no part in a match does not move the groups after it.
 func TestGroupsThatTakeNoPart(t *testing.T) {
-	p, err := Listing{Match: `a-(\d+)(?:-sp(\d+))?-r(\d+)\.raw`}.pattern()
+	p, err := parsePattern(`a-(\d+)(?:-sp(\d+))?-r(\d+)\.raw`)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -209,7 +210,7 @@ func TestSlowDocument(t *testing.T) {
 	defer close(done)
 	r := NewResolver(&fetch.Client{AllowLoopback: true})
 	r.maxTime = 100 * time.Millisecond
-	_, err := r.Resolve(t.Context(), Tracker{Listing: &Listing{URL: server.URL + "/?token=secret", Match: "(.*)"}}, Image{})
+	_, err := r.Resolve(t.Context(), schema.Track{Listing: &schema.TrackListing{URL: server.URL + "/?token=secret", Match: "(.*)"}}, Image{})
 	refusal, ok := errors.AsType[*Refusal](err)
 	if !ok || refusal.Reason != Unreadable || !strings.Contains(err.Error(), "within 100ms") || strings.Contains(err.Error(), "secret") {
 		t.Errorf("got %v", err)
@@ -221,7 +222,7 @@ func TestLongNamesAreRefused(t *testing.T) {
 	if _, err := parseStreamsVersions(map[string]json.RawMessage{"p": fmt.Appendf(nil, `{"versions": {%q: {}}}`, long)}, "p"); err == nil {
 		t.Error("a long serial was accepted")
 	}
-	if _, _, err := parseCoreOS(fmt.Appendf(nil, `{"stream": "s", "architectures": {"": {"artifacts": {"": {"release": %q, "formats": {"": {"disk": {}}}}}}}}`, long), CoreOS{}); err == nil {
+	if _, _, err := parseCoreOS(fmt.Appendf(nil, `{"stream": "s", "architectures": {"": {"artifacts": {"": {"release": %q, "formats": {"": {"disk": {}}}}}}}}`, long), schema.TrackCoreOS{}); err == nil {
 		t.Error("a long release was accepted")
 	}
 	_, err := parseStreamsIndex(fmt.Appendf(nil, `{"format": "index:1.0", "index": {"": {"datatype": "image-downloads", "format": "products:1.0", "path": %q, "products": ["p"]}}}`, long), "p")
@@ -325,12 +326,12 @@ func FuzzStreamsIndex(f *testing.F) {
 func FuzzCoreOS(f *testing.F) {
 	seeds(f, "fcos/*/streams/stable.json")
 	f.Fuzz(func(t *testing.T, data []byte) {
-		c := CoreOS{URL: "https://example.com/stable.json", Arch: "x86_64", Artifact: "qemu"}
+		c := schema.TrackCoreOS{URL: "https://example.com/stable.json", Arch: "x86_64", Artifact: "qemu"}
 		release, file, err := parseCoreOS(data, c)
 		if err != nil {
 			return
 		}
-		u, err := c.location(file.Location)
+		u, err := fileLocation(c.URL, file.Location)
 		if err == nil && (u.Host != "example.com" && u.Host != coreOSBuilds || u.Scheme != "https" || release == "") {
 			t.Errorf("the address is %s", u)
 		}

@@ -15,7 +15,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch/text"
 )
 
-// readList returns the list at an address. file is the name of the listed file, for Tracker.Signature. If m needs a
+// readList returns the list at an address. file is the name of the listed file, for schema.Track.Signature. If m needs a
 // signature, the document has only the signed bytes of the list. Without a valid signature, the error is a *Refusal.
 func (r *Resolver) readList(ctx context.Context, addr, file string, m Image) (*doc, error) {
 	if m.Verify == nil {

@@ -10,15 +10,8 @@ import (
 
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
+	"github.com/seed-26586806/backing-image-manager/schema"
 )
-
-// Simplestreams tracks a product of an image server that publishes simplestreams, such as those of Ubuntu, Incus
-// and LXD. https://canonical-simplestreams.readthedocs-hosted.com describes most of the format.
-type Simplestreams struct {
-	URL     string // of the folder that has streams/v1/index.json
-	Product string // such as "com.ubuntu.cloud:server:24.04:amd64"
-	Item    string // key or file type of the item with the file, such as "disk1.img"
-}
 
 // streamsIndex is streams/v1/index.json.
 type streamsIndex struct {
@@ -42,7 +35,7 @@ type streamsItem struct {
 	SHA256   string
 }
 
-func (r *Resolver) simplestreams(ctx context.Context, t Simplestreams, m Image) (Answer, error) {
+func (r *Resolver) simplestreams(ctx context.Context, t schema.TrackSimplestreams, m Image) (Answer, error) {
 	base, err := parseBase(t.URL)
 	if err != nil {
 		return Answer{}, err

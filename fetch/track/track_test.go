@@ -13,6 +13,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/track"
+	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 const sum1 = "sha256:1111111111111111111111111111111111111111111111111111111111111111"
@@ -26,8 +27,8 @@ func serve(t testing.TB, handle http.HandlerFunc) string {
 
 func resolver() *track.Resolver { return track.NewResolver(&fetch.Client{AllowLoopback: true}) }
 
-func listingOf(base string) track.Tracker {
-	return track.Tracker{Listing: &track.Listing{URL: base + "/images/", Match: `a-(\d+)\.qcow2`, Checksum: "SHA256SUMS"}}
+func listingOf(base string) schema.Track {
+	return schema.Track{Listing: &schema.TrackListing{URL: base + "/images/", Match: `a-(\d+)\.qcow2`, Checksum: "SHA256SUMS"}}
 }
 
 func digits(d string) string { return strings.TrimPrefix(d, "sha256:") }

@@ -11,20 +11,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/signature"
 	"github.com/seed-26586806/backing-image-manager/fetch/text"
+	"github.com/seed-26586806/backing-image-manager/schema"
 )
-
-// Tracker says where a vendor publishes the versions of an image. Exactly one of the first four fields is set.
-type Tracker struct {
-	Simplestreams *Simplestreams
-	CoreOS        *CoreOS
-	Listing       *Listing
-	HTTP          *HTTP
-
-	Keys string // name of the folder with the keys of the lists; empty: the keys of the image, if it has any
-	// Signature is the address of the signature of a list, or its name in the folder of the list. "{file}" stands for the
-	// name of the image. Empty: as in fetch.Verify.
-	Signature string
-}
 
 // Image is what the configuration declares about a tracked image.
 type Image struct {
@@ -36,7 +24,7 @@ type Image struct {
 	// Verify declares who must have signed the image, and the lists of a tracker without keys; nil: nobody. If it is set,
 	// unsigned text is not used.
 	Verify    *fetch.Verify
-	signature string // like Tracker.Signature, if Verify has the keys of the tracker
+	signature string // like schema.Track.Signature, if Verify has the keys of the tracker
 }
 
 // path returns the path of the declared address, without escapes.
@@ -109,7 +97,7 @@ const (
 )
 
 // Resolve returns the newest release that t publishes for m. Every error is a *Refusal, or the error of ctx.
-func (r *Resolver) Resolve(ctx context.Context, t Tracker, m Image) (Answer, error) {
+func (r *Resolver) Resolve(ctx context.Context, t schema.Track, m Image) (Answer, error) {
 	lists := m
 	if t.Keys != "" {
 		lists.Verify, lists.signature = &fetch.Verify{Scheme: signature.OpenPGP, Keys: t.Keys}, t.Signature
@@ -128,7 +116,7 @@ func (r *Resolver) Resolve(ctx context.Context, t Tracker, m Image) (Answer, err
 	return answer, err
 }
 
-func (r *Resolver) resolve(ctx context.Context, t Tracker, m Image) (Answer, error) {
+func (r *Resolver) resolve(ctx context.Context, t schema.Track, m Image) (Answer, error) {
 	switch {
 	case t.Simplestreams != nil:
 		return r.simplestreams(ctx, *t.Simplestreams, m)

@@ -15,13 +15,14 @@ import (
 	"github.com/seed-26586806/backing-image-manager/fetch"
 	"github.com/seed-26586806/backing-image-manager/fetch/signature"
 	"github.com/seed-26586806/backing-image-manager/fetch/track"
+	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
 // vendorCase is a case of testdata/vendors/expected.json.
 type vendorCase struct {
 	Case, Root, Vendor string
 	Optional           bool
-	Track              track.Tracker
+	Track              schema.Track
 	Verify             *struct {
 		OpenPGP struct{ Keys, SignatureURL string }
 	}

@@ -34,7 +34,7 @@ func (f fields) track(download *schema.Download) *schema.Track {
 		t.Keys, t.Signature = l.signedBy()
 	}
 	if h, ok := r.in("http"); ok {
-		t.HTTP = &schema.TrackHTTP{}
+		t.HTTP = &struct{}{}
 		t.Keys, t.Signature = h.signedBy()
 		if download.ChecksumURL == "" {
 			h.report("needs source.download.checksumURL", "only a checksum list says which bytes are new")
