@@ -43,8 +43,11 @@ func judge(ctx context.Context, m Image, pinned version, candidates []candidate)
 		if pinned != nil { // the name of a folder may have only the first parts of a version
 			order = c.version.compare(pinned[:min(len(pinned), len(c.version))])
 		}
+		if order < 0 && incomplete != nil {
+			break
+		}
 		if order < 0 {
-			return answer, notNewer(answer, c, incomplete)
+			return answer, refuse(OlderThanPinned, "the newest version is %s, and %s is declared", c.version, answer.Pinned)
 		}
 		if i+1 < len(candidates) && c.version.compare(candidates[i+1].version) == 0 {
 			return answer, refuse(Ambiguous, "%s and %s are the same version", c.name, candidates[i+1].name)
@@ -65,20 +68,7 @@ func judge(ctx context.Context, m Image, pinned version, candidates []candidate)
 			break
 		}
 	}
-	return answer, noChecksum(answer, incomplete)
-}
-
-// noChecksum returns the error if every version was passed over. err is the reason for the last version.
-func noChecksum(a Answer, err error) error {
-	return refuse(NoChecksum, "no checksum is published for %s (the last of these %w)", strings.Join(a.PassedOver, ", "), err)
-}
-
-// notNewer returns the error if the newest remaining candidate is older than the declared version.
-func notNewer(a Answer, c candidate, incomplete error) error {
-	if incomplete != nil {
-		return noChecksum(a, incomplete)
-	}
-	return refuse(OlderThanPinned, "the newest version is %s, and %s is declared", c.version, a.Pinned)
+	return answer, refuse(NoChecksum, "no checksum is published for %s (the last of these %w)", strings.Join(answer.PassedOver, ", "), incomplete)
 }
 
 // judge compares a release with the declaration.
