@@ -182,14 +182,6 @@ func signOf(c forecast.CopyForecast) sign {
 	return inProgress
 }
 
-// copySign returns the sign of a copy, in parentheses if it applies later.
-func copySign(c forecast.CopyForecast) string {
-	if c.Later {
-		return "(" + string(signOf(c)) + ")"
-	}
-	return string(signOf(c))
-}
-
 // maxColumns is the greatest number of nodes with a column each.
 const maxColumns = 12
 
@@ -251,8 +243,12 @@ func copiesText(image forecast.ImageForecast) string {
 func signsOn(image forecast.ImageForecast, node string) string {
 	var words []string
 	for _, c := range image.Copies {
-		if c.Node == node {
-			words = append(words, copySign(c)+" "+c.Disk)
+		switch {
+		case c.Node != node:
+		case c.Later:
+			words = append(words, fmt.Sprintf("(%s) %s", signOf(c), c.Disk))
+		default:
+			words = append(words, fmt.Sprintf("%s %s", signOf(c), c.Disk))
 		}
 	}
 	return strings.Join(words, ", ")
