@@ -42,8 +42,8 @@ func skewOf(d plan.Desired, p model.Peer) Skew {
 	return SkewSame
 }
 
-// skewText returns one line about the nodes whose configuration differs.
-func skewText(peers []PeerStatus) (text string, differs bool) {
+// skewText returns one line about the nodes whose configuration differs; "": it differs on none.
+func skewText(peers []PeerStatus) string {
 	var differ []string
 	for _, p := range peers {
 		switch p.Skew {
@@ -54,8 +54,7 @@ func skewText(peers []PeerStatus) (text string, differs bool) {
 		}
 	}
 	if len(differ) == 0 {
-		return "", false
+		return ""
 	}
-	text = fmt.Sprintf("the configuration differs on %d of %d other nodes: ", len(differ), len(peers))
-	return text + plan.JoinMax(differ, "; ", 5), true
+	return fmt.Sprintf("the configuration differs on %d of %d other nodes: %s", len(differ), len(peers), plan.JoinMax(differ, "; ", 5))
 }

@@ -123,11 +123,9 @@ func (v *View) Status(transfers map[ident.CopyRef]job.Transfer) Status {
 	}
 	s.Config = ConfigStatus{
 		Digest: v.Config.Digest, Revision: v.Config.Revision, Allowed: v.Desired.Allowed.String(), Fault: v.Fault, LoadingSince: v.LoadingSince,
+		Skew:   skewText(s.Peers),
 		Errors: texts(v.Config.Errors), Warnings: texts(v.Config.WarningsAt(v.Observed.Now)),
 		Suspended: plan.NewSuspension(v.Desired.Config.Settings.Suspend, v.Observed.Now),
-	}
-	if text, differs := skewText(s.Peers); differs {
-		s.Config.Skew = text
 	}
 	for _, ref := range slices.SortedFunc(maps.Keys(v.disks()), ident.DiskRef.Compare) {
 		s.Disks = append(s.Disks, v.diskStatus(ref))
@@ -255,8 +253,7 @@ func (v *View) peers() []PeerStatus {
 	peers := []PeerStatus{}
 	for _, name := range slices.Sorted(maps.Keys(v.Observed.Peers)) {
 		p := v.Observed.Peers[name]
-		s := PeerStatus{Node: name, Address: v.Desired.Config.Nodes[name].Address, Peer: p, Responds: p.Responds(), Skew: skewOf(v.Desired, p)}
-		peers = append(peers, s)
+		peers = append(peers, PeerStatus{Node: name, Address: v.Desired.Config.Nodes[name].Address, Peer: p, Responds: p.Responds(), Skew: skewOf(v.Desired, p)})
 	}
 	return peers
 }
