@@ -54,10 +54,7 @@ type decoder struct {
 	in   bytes.Reader
 }
 
-func newDecoder() *decoder {
-	d := &decoder{lz4: lz4.NewReader(nil)}
-	return d
-}
+func newDecoder() *decoder { return &decoder{lz4: lz4.NewReader(nil)} }
 
 var errWrongBytes = errors.New("it does not contain the bytes of the block")
 

@@ -48,13 +48,10 @@ func parseSum(digits string) (s blockID, err error) {
 	return s, nil
 }
 
-// folder returns the folder of the block file.
-func (s blockID) folder() string {
+func (s blockID) key() string {
 	digits := s.String()
-	return path.Join(blocksFolder, digits[:2], digits[2:4])
+	return path.Join(blocksFolder, digits[:2], digits[2:4], digits+blockSuffix)
 }
-
-func (s blockID) key() string { return path.Join(s.folder(), s.String()+blockSuffix) }
 
 // parseBlockFile returns the block of a file name, and false for other files.
 func parseBlockFile(file string) (blockID, bool) {

@@ -45,7 +45,11 @@ func openStore(c *fetch.Client, target, credentials string) (Store, error) {
 	case !ok:
 		return nil, fetch.Errorf(fetch.BadConfig, "the backup target is not an address: use s3://…, nfs://…, file:///… or an absolute path")
 	case scheme == "s3":
-		return openBucket(c, target, credentials)
+		b, err := c.OpenBucket(target, credentials)
+		if err != nil {
+			return nil, err
+		}
+		return &bucket{b}, nil
 	case scheme == "cifs" || scheme == "azblob":
 		return nil, fetch.Errorf(fetch.BadConfig, "backup targets of %s:// are not supported: copy the backup to an S3 bucket, or mount the share and use its path", scheme)
 	}
@@ -104,14 +108,6 @@ func openFolder(c *fetch.Client, name, path string) (Store, error) {
 		return nil, fetch.Errorf(classOf(err), "open the backup target: %w", err)
 	}
 	return &folder{root: root, name: name}, nil
-}
-
-func openBucket(c *fetch.Client, target, credentials string) (Store, error) {
-	b, err := c.OpenBucket(target, credentials)
-	if err != nil {
-		return nil, err
-	}
-	return &bucket{b}, nil
 }
 
 func classOf(err error) fetch.Class {
