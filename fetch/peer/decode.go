@@ -125,7 +125,7 @@ func (d *decoder) decodeDisk(name string) error {
 	if _, twice := d.state.Disks[name]; twice {
 		return fmt.Errorf("duplicate disk %q", name)
 	}
-	if !d.scope.hasDisk(name) {
+	if declared := d.scope.Disks; declared != nil && !declared[name] {
 		d.state.Partial = true
 		return d.Skip()
 	}

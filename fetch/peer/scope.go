@@ -36,9 +36,6 @@ const (
 	minStateSize, sizePerCopy = 8 << 20, 1 << 10
 )
 
-// hasDisk reports whether a disk of the node is declared.
-func (s Scope) hasDisk(name string) bool { return s.Disks == nil || s.Disks[name] }
-
 // hasImage reports whether an image is declared. It returns true for "", which stands for the whole configuration.
 func (s Scope) hasImage(name string) bool {
 	_, declared := s.Images[name]
