@@ -192,7 +192,10 @@ func (s *Site) serve(w http.ResponseWriter, r *http.Request, v view) {
 		switch {
 		case tag == "":
 			p := s.page(cmp.Or(v.name, of.name))
-			p.Current, p.Role, p.Tag, p.Main, p.Node = p.Title, role.String(), out.tag, out.html, s.node()
+			p.Current, p.Role, p.Tag, p.Main = p.Title, role.String(), out.tag, out.html
+			if v := s.options.View(); v != nil {
+				p.Node = v.Desired.Node
+			}
 			if session, ok := s.options.Auth.Session(r); ok {
 				p.Session = session.RequestToken
 			}
@@ -218,13 +221,6 @@ func (s *Site) serve(w http.ResponseWriter, r *http.Request, v view) {
 var starting = rendered{
 	html: `<section class="note" data-live id="note"><h1>Starting</h1><p>The daemon has not read its disks yet.</p></section>`,
 	tag:  "starting", code: http.StatusServiceUnavailable,
-}
-
-func (s *Site) node() string {
-	if v := s.options.View(); v != nil {
-		return v.Desired.Node
-	}
-	return ""
 }
 
 // write sends a whole page.
