@@ -21,7 +21,6 @@ import (
 
 // s3Source reads an object in a bucket.
 type s3Source struct {
-	net         *network
 	core        minio.Core
 	bucket, key string
 }
@@ -34,7 +33,7 @@ func (t *transfer) newS3Source(a address) (source, error) {
 	if b.key == "" {
 		return nil, Errorf(BadConfig, "address %s does not name a bucket and a key: write it like s3://BUCKET/KEY", a)
 	}
-	return &s3Source{t.net, minio.Core{Client: b.Client}, b.Name, b.key}, nil
+	return &s3Source{minio.Core{Client: b.Client}, b.Name, b.key}, nil
 }
 
 // get sends one GetObject request. With If-Match, the server returns only the version that q
