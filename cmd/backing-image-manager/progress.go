@@ -66,20 +66,8 @@ func (p *progress) logger() *slog.Logger {
 func (p *progress) Write(b []byte) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if err := p.erase(); err != nil {
-		return 0, err
-	}
+	p.replace(nil) // the next draw writes the bars again
 	return p.w.Write(b)
-}
-
-// erase removes the bars. The next draw writes them again.
-func (p *progress) erase() error {
-	if p.bars == 0 {
-		return nil
-	}
-	_, err := fmt.Fprintf(p.w, "\x1b[%dA\x1b[J", p.bars)
-	p.bars = 0
-	return err
 }
 
 // watch draws the bars of running transfers several times a second. The function stop ends this
@@ -141,11 +129,15 @@ func (p *progress) width() int {
 	return width
 }
 
-// draw replaces the bars. It writes all lines at once, so that the terminal does not
-// flicker. An error is ignored: the work continues without its terminal.
 func (p *progress) draw(lines []string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.replace(lines)
+}
+
+// replace replaces the bars; the caller holds the mutex. It writes all lines at once, so that the terminal does not
+// flicker. An error is ignored: the work continues without its terminal.
+func (p *progress) replace(lines []string) {
 	if p.bars == 0 && len(lines) == 0 {
 		return
 	}
