@@ -27,14 +27,14 @@ import (
 // NodesToQuery returns the nodes that must confirm a deletion, sorted. For an orphan, and for an older
 // generation with a complete file, these are all other nodes, because a replica there may need the generation. For any other copy,
 // they are the nodes whose copies the deletion counts on.
-func (ix *Round) NodesToQuery(a Action) []string {
-	d, o := ix.Desired, ix.Observed
+func (r *Round) NodesToQuery(a Action) []string {
+	d, o := r.Desired, r.Observed
 	image, declared := d.Config.Images[a.Image]
 	if !declared || image.ID != a.CopyRef().ID && needsProofs(o, a) {
-		return ix.others
+		return r.others
 	}
 	nodes := map[string]bool{}
-	s := newImageState(ix, image)
+	s := newImageState(r, image)
 	for _, ref := range s.ready {
 		if !d.Owns(ref.Disk) && s.countable(ref) {
 			nodes[ref.Disk.Node] = true
@@ -141,19 +141,19 @@ func needsAfter(d model.Disk, earlier map[ident.ID]model.Need, name string) map[
 
 // ConfirmDeletion returns nil if the deletion of a withdrawn copy may go on. Otherwise the error says why not. The
 // observed state of the round must be a result of WithResponses.
-func (ix *Round) ConfirmDeletion(a Action) error {
-	d, o := ix.Desired, ix.Observed
+func (r *Round) ConfirmDeletion(a Action) error {
+	d, o := r.Desired, r.Observed
 	if d.Allowed == schema.ObserveOnly {
 		return errors.New("not deleted: the manager is in observe-only mode")
 	}
 	if !needsProofs(o, a) {
-		ix.Observed.proofs = nil
+		r.Observed.proofs = nil
 	}
 	var actions []Action
 	if image, declared := d.Config.Images[a.Image]; declared {
-		actions = newImagePlanner(ix, image).plan()
+		actions = newImagePlanner(r, image).plan()
 	} else {
-		actions = planOrphans(ix)
+		actions = planOrphans(r)
 	}
 	for _, now := range actions {
 		switch {
@@ -217,14 +217,14 @@ func needsProofs(o Observed, a Action) bool {
 // the round must be a result of WithResponses for responses without proofs. It returns nil if the responses do not allow
 // the deletion. The copies in the map last did not answer an earlier request. They are asked only if no other
 // copies are left.
-func (ix *Round) ProofRequests(a Action, last map[ident.CopyRef]bool) []ProofRequest {
-	d, o := ix.Desired, ix.Observed
+func (r *Round) ProofRequests(a Action, last map[ident.CopyRef]bool) []ProofRequest {
+	d, o := r.Desired, r.Observed
 	image, declared := d.Config.Images[a.Image]
 	if !declared || !needsProofs(o, a) {
 		return nil
 	}
-	ix.Observed.proofs = nil
-	return newImagePlanner(ix, image).proofRequests(a.CopyRef(), last)
+	r.Observed.proofs = nil
+	return newImagePlanner(r, image).proofRequests(a.CopyRef(), last)
 }
 
 // proofRequests returns the requests for the deletion of a copy of this node: see Round.ProofRequests.

@@ -215,11 +215,11 @@ func (p imagePlanner) evictedFor(by ident.CopyRef) (evicted ident.CopyRef, unrea
 
 // readBackFor reports whether the copy by was read in full after the evicted copy became surplus, and after its last
 // use. tolerance is the tolerated difference between the clocks of the two nodes.
-func (ix *Round) readBackFor(evicted, by ident.CopyRef, tolerance time.Duration) bool {
-	c, read := ix.copyAt(evicted), ix.copyAt(by).ReadBackAt
+func (r *Round) readBackFor(evicted, by ident.CopyRef, tolerance time.Duration) bool {
+	c, read := r.copyAt(evicted), r.copyAt(by).ReadBackAt
 	since := c.SurplusSince
-	if ix.Desired.Owns(evicted.Disk) && since.IsZero() {
-		since = ix.Observed.Now // this time will be recorded
+	if r.Desired.Owns(evicted.Disk) && since.IsZero() {
+		since = r.Observed.Now // this time will be recorded
 	}
 	if c.LastUsed.After(since) {
 		since = c.LastUsed
@@ -227,7 +227,7 @@ func (ix *Round) readBackFor(evicted, by ident.CopyRef, tolerance time.Duration)
 	if by.Disk.Node != evicted.Disk.Node {
 		since = since.Add(-tolerance)
 	}
-	wrong := read.After(ix.Observed.Now.Add(tolerance)) // the clock of this time was wrong
+	wrong := read.After(r.Observed.Now.Add(tolerance)) // the clock of this time was wrong
 	return !read.IsZero() && !read.Before(since) && !wrong
 }
 

@@ -77,11 +77,11 @@ func delayed(s *imageState, pl placement) (all map[ident.DiskRef]Delay) {
 func (p Placement) Desired() int { return len(p.Targets) + max(0, p.Missing) }
 
 // Placements returns the placement of each declared image. It costs as much as planning.
-func (ix *Round) Placements() map[ident.ID]Placement {
-	d := ix.Desired
+func (r *Round) Placements() map[ident.ID]Placement {
+	d := r.Desired
 	all := make(map[ident.ID]Placement, len(d.Config.Images))
 	for _, image := range d.Config.Images {
-		p := newImagePlanner(ix, image)
+		p := newImagePlanner(r, image)
 		one := Placement{Targets: p.placement.targets, Missing: p.placement.missing + missingNamed(p), NamedWithout: namedWithout(p.state), Ready: p.state.ready, Delayed: delayed(p.state, p.placement)}
 		if len(one.Ready) < one.Desired() || one.Desired() == 0 {
 			one.PassedOver = rejectionReasons(p.placement)
@@ -151,9 +151,9 @@ type DiskRank struct {
 
 // RankDisks returns the ranks of all declared disks for a declared image. Ranked disks are
 // first.
-func (ix *Round) RankDisks(image string) []DiskRank {
-	d := ix.Desired
-	p := newImagePlanner(ix, d.Config.Images[image])
+func (r *Round) RankDisks(image string) []DiskRank {
+	d := r.Desired
+	p := newImagePlanner(r, d.Config.Images[image])
 	passed, ranked := passedOver(d.Config.Nodes, p.state.image, p.placement), p.placement.ranked
 	ranks := make([]DiskRank, 0, ranked.len())
 	for i := range ranked.len() {

@@ -47,8 +47,8 @@ func newImageState(ix *Round, image schema.Image) *imageState {
 
 // ReadyCopies returns the ready copies of a declared image that have the declared digest, on
 // this node and on nodes that respond, in no order.
-func (ix *Round) ReadyCopies(image schema.Image) []ident.CopyRef {
-	return newImageState(ix, image).ready
+func (r *Round) ReadyCopies(image schema.Image) []ident.CopyRef {
+	return newImageState(r, image).ready
 }
 
 // mismatchReason returns why a ready copy is not known to have the declared digest. It is zero

@@ -106,12 +106,12 @@ func (p Plan) Without(base Plan) Plan {
 }
 
 // Plan returns the actions on the disks of this node. It is a pure function and reads no clock (R2).
-func (ix *Round) Plan() Plan {
-	d, o := ix.Desired, ix.Observed
-	ix.awaited, ix.ends = nil, map[ident.CopyRef]string{}
+func (r *Round) Plan() Plan {
+	d, o := r.Desired, r.Observed
+	r.awaited, r.ends = nil, map[ident.CopyRef]string{}
 	if d.Allowed == schema.ObserveOnly {
-		p := newPlan(ix.withRunning([]Action{}), d.Digest, d.Revision)
-		p.Ends = ix.ends
+		p := newPlan(r.withRunning([]Action{}), d.Digest, d.Revision)
+		p.Ends = r.ends
 		return p
 	}
 	images := func(yield func(schema.Image) bool) { // in the order of the plan, because sorting many actions is slow
@@ -121,9 +121,9 @@ func (ix *Round) Plan() Plan {
 			}
 		}
 	}
-	p := newPlan(planImages(ix, images), d.Digest, d.Revision)
-	p.Awaited = slices.SortedFunc(slices.Values(ix.awaited), ident.CopyRef.Compare)
-	p.Suspended, p.Ends = activeSuspensions(d.Config, o.Now), ix.ends
+	p := newPlan(planImages(r, images), d.Digest, d.Revision)
+	p.Awaited = slices.SortedFunc(slices.Values(r.awaited), ident.CopyRef.Compare)
+	p.Suspended, p.Ends = activeSuspensions(d.Config, o.Now), r.ends
 	return p
 }
 

@@ -204,13 +204,13 @@ func upstreamHasRanges(image schema.Image) bool {
 // Rejections returns why disks of this node that are ranked for an image or named by it take no copy
 // of it. Observe-only mode is no reason: it may end in a moment, and other nodes see that this node has
 // no config digest.
-func (ix *Round) Rejections() map[ident.CopyRef]Rejection {
+func (r *Round) Rejections() map[ident.CopyRef]Rejection {
 	all := map[ident.CopyRef]Rejection{}
-	for _, image := range ix.Desired.Config.Images {
-		s := newImageState(ix, image)
-		for _, on := range ix.ownDisks {
-			if r := rejectsForPeers(s, on); !r.IsZero() {
-				all[s.on(on)] = r
+	for _, image := range r.Desired.Config.Images {
+		s := newImageState(r, image)
+		for _, on := range r.ownDisks {
+			if why := rejectsForPeers(s, on); !why.IsZero() {
+				all[s.on(on)] = why
 			}
 		}
 	}

@@ -96,28 +96,28 @@ func Suspects(failures map[ident.CopyRef]model.Failure) map[ident.CopyRef]bool {
 }
 
 // ownCopies returns the copies of all images of one name on the disks of this process, peerCopies the copies on all other disks.
-func (ix *Round) ownCopies(name string) []ident.CopyRef {
-	return keep(ix.byName[name], func(ref ident.CopyRef) bool { return ix.Desired.Owns(ref.Disk) })
+func (r *Round) ownCopies(name string) []ident.CopyRef {
+	return keep(r.byName[name], func(ref ident.CopyRef) bool { return r.Desired.Owns(ref.Disk) })
 }
 
-func (ix *Round) peerCopies(name string) []ident.CopyRef {
-	return keep(ix.byName[name], func(ref ident.CopyRef) bool { return !ix.Desired.Owns(ref.Disk) })
+func (r *Round) peerCopies(name string) []ident.CopyRef {
+	return keep(r.byName[name], func(ref ident.CopyRef) bool { return !r.Desired.Owns(ref.Disk) })
 }
 
 // copiesNamed returns the copies of all images of one name: first on the disks of this process, then on all other disks.
-func (ix *Round) copiesNamed(name string) []ident.CopyRef {
-	return append(ix.ownCopies(name), ix.peerCopies(name)...)
+func (r *Round) copiesNamed(name string) []ident.CopyRef {
+	return append(r.ownCopies(name), r.peerCopies(name)...)
 }
 
 // readyWith returns the ready copies with a digest that can be read: own on the disks of this process, and peers with a
 // chunk manifest on nodes that respond.
-func (ix *Round) readyWith(digest ident.Digest) (own, peers []ident.CopyRef) {
-	for _, ref := range ix.byDigest[digest] {
-		switch c := ix.copyAt(ref); {
-		case c.Leaving, ix.suspects[ref]:
-		case ix.Desired.Owns(ref.Disk):
+func (r *Round) readyWith(digest ident.Digest) (own, peers []ident.CopyRef) {
+	for _, ref := range r.byDigest[digest] {
+		switch c := r.copyAt(ref); {
+		case c.Leaving, r.suspects[ref]:
+		case r.Desired.Owns(ref.Disk):
 			own = append(own, ref)
-		case ix.isCurrent(ref.Disk) && !c.ManifestDigest.IsZero():
+		case r.isCurrent(ref.Disk) && !c.ManifestDigest.IsZero():
 			peers = append(peers, ref)
 		}
 	}
@@ -142,14 +142,14 @@ func moveBack[T any](all []T, isWorse func(T) bool) []T {
 // attempt returns the operation, or a wait while an earlier failure delays it. Sync and repair
 // of one copy take turns: a failure of either delays both. On a read-only disk the operation
 // waits, unless it is useful although its outcome cannot be recorded.
-func (ix *Round) attempt(op model.Op, ref ident.CopyRef, reason model.Reason, bytes int64) Action {
-	f := ix.Observed.Failures[ref]
-	otherTurn := (op == model.Sync && f.Op == model.Repair || op == model.Repair && f.Op == model.Sync) && f.RetryAt.After(ix.Observed.Now)
-	if otherTurn || f.Delays(op, ix.Observed.Now) {
+func (r *Round) attempt(op model.Op, ref ident.CopyRef, reason model.Reason, bytes int64) Action {
+	f := r.Observed.Failures[ref]
+	otherTurn := (op == model.Sync && f.Op == model.Repair || op == model.Repair && f.Op == model.Sync) && f.RetryAt.After(r.Observed.Now)
+	if otherTurn || f.Delays(op, r.Observed.Now) {
 		return backOff(ref, f)
 	}
 	unrecorded := op == model.Verify && (reason.Code == CodeVerifyRequested || reason.Code == CodeSuspect)
-	if ix.Observed.Disks[ref.Disk].ReadOnly && !unrecorded {
+	if r.Observed.Disks[ref.Disk].ReadOnly && !unrecorded {
 		return waitForWrites(op, ref, reason)
 	}
 	return NewAction(op, ref, reason, bytes)
@@ -161,12 +161,12 @@ func waitForWrites(op model.Op, ref ident.CopyRef, reason model.Reason) Action {
 }
 
 // withSource records in an action which copy it reads. An idle action reads none.
-func (ix *Round) withSource(a Action, from ident.CopyRef) Action {
+func (r *Round) withSource(a Action, from ident.CopyRef) Action {
 	if a.Idle() {
 		return a
 	}
-	a.From, a.SourceDigest = from, ix.copyAt(from).SHA512
-	if ix.Desired.Owns(from.Disk) {
+	a.From, a.SourceDigest = from, r.copyAt(from).SHA512
+	if r.Desired.Owns(from.Disk) {
 		a.LocalSource = from
 	}
 	return a

@@ -69,8 +69,8 @@ func (j Job) fits(image schema.Image) bool {
 // A job began under a valid plan, and its end has a price: an upstream may be read again from its first byte. So a job
 // goes on even if no plan would begin it now, for example while a new node has not responded yet. Only a reason in
 // whyEnd ends it (R5).
-func (ix *Round) withRunning(actions []Action) []Action {
-	jobs := ix.Observed.Jobs
+func (r *Round) withRunning(actions []Action) []Action {
+	jobs := r.Observed.Jobs
 	planned, goesOn := map[ident.CopyRef]Action{}, map[ident.CopyRef]Job{}
 	for ref := range jobs {
 		planned[ref] = wait(ref, model.Reason{Code: CodeDesired, Text: "the copy stays"})
@@ -81,11 +81,11 @@ func (ix *Round) withRunning(actions []Action) []Action {
 		}
 	}
 	for ref, next := range planned {
-		if !ix.Desired.Owns(ref.Disk) {
+		if !r.Desired.Owns(ref.Disk) {
 			continue
 		}
-		if why := ix.whyEnd(jobs[ref], next); why != "" {
-			ix.ends[ref] = why
+		if why := r.whyEnd(jobs[ref], next); why != "" {
+			r.ends[ref] = why
 		} else if next.Op != jobs[ref].Action.Op {
 			goesOn[ref] = jobs[ref]
 		}
@@ -103,13 +103,13 @@ func (ix *Round) withRunning(actions []Action) []Action {
 // whyEnd returns why a job must end: its result would be wrong, is not desired, or is impossible. "" means that the job
 // goes on. next is the action that is planned for the copy without the job. The list is complete and ordered. Besides, a
 // job ends by itself, and all jobs end with the process.
-func (ix *Round) whyEnd(j Job, next Action) string {
-	a, d := j.Action, ix.Desired
-	ref, seen := a.CopyRef(), ix.Observed.Disks[a.CopyRef().Disk]
+func (r *Round) whyEnd(j Job, next Action) string {
+	a, d := j.Action, r.Desired
+	ref, seen := a.CopyRef(), r.Observed.Disks[a.CopyRef().Disk]
 	image, declared := d.Config.Images[a.Image]
 	var p imagePlanner
 	if declared && d.Allowed != schema.ObserveOnly {
-		p = newImagePlanner(ix, image)
+		p = newImagePlanner(r, image)
 	}
 	switch {
 	case (a.Op.Deletes() || a.VerifiesPeer()) && next.Op == a.Op:

@@ -76,22 +76,22 @@ func suspendedText(by *schema.Suspension) string {
 
 // neededBySuspended returns the name of a suspended image with a declared checksum that has no ready copy and can be
 // copied from ref; "": there is none. Without the suspension, it would be copied before ref is deleted.
-func (ix *Round) neededBySuspended(ref ident.CopyRef) (image string) {
-	if ix.suspended == nil {
-		ix.suspended = []schema.Image{}
-		for _, image := range ix.Desired.Config.Images {
-			if !image.Checksum.IsZero() && ix.Desired.SuspensionOf(image, ix.Observed.Now) != nil {
-				ix.suspended = append(ix.suspended, image)
+func (r *Round) neededBySuspended(ref ident.CopyRef) (image string) {
+	if r.suspended == nil {
+		r.suspended = []schema.Image{}
+		for _, image := range r.Desired.Config.Images {
+			if !image.Checksum.IsZero() && r.Desired.SuspensionOf(image, r.Observed.Now) != nil {
+				r.suspended = append(r.suspended, image)
 			}
 		}
-		slices.SortFunc(ix.suspended, func(a, b schema.Image) int { return ident.ID.Compare(a.ID, b.ID) })
+		slices.SortFunc(r.suspended, func(a, b schema.Image) int { return ident.ID.Compare(a.ID, b.ID) })
 	}
-	c := ix.copyAt(ref)
-	for _, image := range ix.suspended {
+	c := r.copyAt(ref)
+	for _, image := range r.suspended {
 		if image.ID == ref.ID || c.SHA512.IsZero() || !c.HasDigest(image.Checksum) {
 			continue
 		}
-		if !slices.ContainsFunc(newImageState(ix, image).ready, func(ref ident.CopyRef) bool { return !ix.copyAt(ref).Leaving }) {
+		if !slices.ContainsFunc(newImageState(r, image).ready, func(ref ident.CopyRef) bool { return !r.copyAt(ref).Leaving }) {
 			return image.ID.Name
 		}
 	}

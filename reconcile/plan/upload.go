@@ -13,9 +13,9 @@ import (
 
 // UploadTo returns the copy that an upload of the image creates on this node. digest is the
 // digest of the file; zero: the client does not know it. Its error is an *UploadError.
-func (ix *Round) UploadTo(image schema.Image, digest ident.Digest) (ident.CopyRef, error) {
-	d := ix.Desired
-	p := newImagePlanner(ix, image)
+func (r *Round) UploadTo(image schema.Image, digest ident.Digest) (ident.CopyRef, error) {
+	d := r.Desired
+	p := newImagePlanner(r, image)
 	disks := uploadDisks(p.placement)
 	if err := acceptsUpload(p.state, disks, digest); err != nil {
 		return ident.CopyRef{}, err
@@ -25,14 +25,14 @@ func (ix *Round) UploadTo(image schema.Image, digest ident.Digest) (ident.CopyRe
 		if !d.Owns(ref) {
 			continue
 		}
-		r := rejects(p.state, ref)
-		if r.IsZero() {
-			r.Reason, _ = delay(p.state, ref)
+		why := rejects(p.state, ref)
+		if why.IsZero() {
+			why.Reason, _ = delay(p.state, ref)
 		}
-		if r.IsZero() {
+		if why.IsZero() {
 			return p.state.on(ref), nil
 		}
-		rejected = append(rejected, fmt.Sprintf("%s: %s", ref, r.Text))
+		rejected = append(rejected, fmt.Sprintf("%s: %s", ref, why.Text))
 	}
 	if len(rejected) == 0 {
 		rejected = []string{fmt.Sprintf("no disk of node %s is desired for it", d.Node)}

@@ -14,23 +14,23 @@ import (
 
 // UsageUpdates returns the copies of this node whose recorded usage must change. It is
 // a pure function like Plan. Use is recorded in observe-only mode, too.
-func (ix *Round) UsageUpdates() map[ident.CopyRef]model.Usage {
+func (r *Round) UsageUpdates() map[ident.CopyRef]model.Usage {
 	stays := map[ident.CopyRef]bool{} // not surplus
-	for _, image := range ix.Desired.Config.Images {
-		if len(ix.ownCopies(image.ID.Name)) == 0 {
+	for _, image := range r.Desired.Config.Images {
+		if len(r.ownCopies(image.ID.Name)) == 0 {
 			continue // no copy here
 		}
-		p := newImagePlanner(ix, image)
+		p := newImagePlanner(r, image)
 		for _, ref := range p.placement.targets {
 			stays[ident.CopyRef{Disk: ref, ID: image.ID}] = true
 		}
 		maps.Copy(stays, keptGenerations(p.state))
 	}
 	updates := map[ident.CopyRef]model.Usage{}
-	for name := range ix.byName {
-		for _, ref := range ix.ownCopies(name) {
-			c := ix.copyAt(ref)
-			if u := newUsage(ix, ref, stays[ref]); c.Owned && c.SameAs == (ident.DiskRef{}) && u != c.Usage {
+	for name := range r.byName {
+		for _, ref := range r.ownCopies(name) {
+			c := r.copyAt(ref)
+			if u := newUsage(r, ref, stays[ref]); c.Owned && c.SameAs == (ident.DiskRef{}) && u != c.Usage {
 				updates[ref] = u
 			}
 		}
@@ -81,12 +81,12 @@ func (d Desired) otherClock(c model.Copy) bool { return c.ClockNode != "" && c.C
 // intervalEnd returns when the clean-up interval of a copy ends. It starts with the last use or
 // when the copy became surplus, whichever is later. It starts again now if a recorded time is
 // missing, implausible or from another clock (S4). UsageUpdates records the new start.
-func (ix *Round) intervalEnd(ref ident.CopyRef) time.Time {
-	d, o, c, stepped := ix.Desired, ix.Observed, ix.copyAt(ref), ix.Observed.Disks[ref.Disk].ClockStepped
+func (r *Round) intervalEnd(ref ident.CopyRef) time.Time {
+	d, o, c, stepped := r.Desired, r.Observed, r.copyAt(ref), r.Observed.Disks[ref.Disk].ClockStepped
 	since := c.SurplusSince
 	switch {
 	case since.IsZero(), stepped, d.otherClock(c), implausible(since, o.Now),
-		c.InUseRecorded && ix.inUse(ref) == "", // the use has just ended
+		c.InUseRecorded && r.inUse(ref) == "", // the use has just ended
 		!c.LastUsed.IsZero() && implausible(c.LastUsed, o.Now):
 		since = o.Now
 	case c.LastUsed.After(since):
@@ -124,30 +124,30 @@ func needsOf(o Observed) map[ident.ID][]ident.DiskRef {
 
 // inUse returns why a copy is in use, as far as this node knows; "": it is not. If the users on one disk of this node
 // cannot be read, each copy of this node may be in use (U7).
-func (ix *Round) inUse(ref ident.CopyRef) string {
-	c := ix.copyAt(ref)
+func (r *Round) inUse(ref ident.CopyRef) string {
+	c := r.copyAt(ref)
 	switch {
 	case c.UsedBy != "":
 		return c.UsedBy
-	case ix.usageUnknown != "" && ix.Desired.Owns(ref.Disk):
-		return ix.usageUnknown
+	case r.usageUnknown != "" && r.Desired.Owns(ref.Disk):
+		return r.usageUnknown
 	case c.State == model.Pending:
 		return ""
 	}
-	return ix.neededBy(ref, false)
+	return r.neededBy(ref, false)
 }
 
 // neededBy returns which replica on another disk needs the generation of a copy of this node (U4); "": none. A need keeps
 // no copy of the declared generation, which S2 and S4 protect. A person may end the claim of a node. If unknown is true,
 // it looks at disks that last had a verified copy: a replica there needs this copy only if both copies are one file.
-func (ix *Round) neededBy(ref ident.CopyRef, unknown bool) string {
-	if ix.Desired.Config.Images[ref.ID.Name].ID == ref.ID {
+func (r *Round) neededBy(ref ident.CopyRef, unknown bool) string {
+	if r.Desired.Config.Images[ref.ID.Name].ID == ref.ID {
 		return ""
 	}
-	for _, on := range ix.needs[ref.ID] {
-		c, readable := ix.Observed.Disks[on].Ready(ref.ID)
-		if on != ref.Disk && !ix.Desired.isWaived(ref, on.Node) && unknown == (readable && !c.Leaving) {
-			return fmt.Sprintf("%s on %s needs it", ix.Observed.Disks[on].Needs[ref.ID].By, on)
+	for _, on := range r.needs[ref.ID] {
+		c, readable := r.Observed.Disks[on].Ready(ref.ID)
+		if on != ref.Disk && !r.Desired.isWaived(ref, on.Node) && unknown == (readable && !c.Leaving) {
+			return fmt.Sprintf("%s on %s needs it", r.Observed.Disks[on].Needs[ref.ID].By, on)
 		}
 	}
 	return ""
@@ -162,37 +162,37 @@ func (d Desired) isWaived(ref ident.CopyRef, node string) bool {
 // argument undeclared says why the generation is not declared. For CodeOrphan, each node must respond (D2). For
 // CodeOldGeneration, the last response of a node since the start of this process counts (U7): the node cannot get a replica
 // of an image that it does not have.
-func (ix *Round) unknownUsage(undeclared model.Code) model.Reason {
-	if cached, known := ix.unknownUsages[undeclared]; known {
+func (r *Round) unknownUsage(undeclared model.Code) model.Reason {
+	if cached, known := r.unknownUsages[undeclared]; known {
 		return cached
 	}
 	reason := model.Reason{}
-	for _, node := range slices.Sorted(maps.Keys(ix.Desired.Config.Nodes)) {
-		if reason = ix.unknownUsageOn(node, undeclared); !reason.IsZero() {
+	for _, node := range slices.Sorted(maps.Keys(r.Desired.Config.Nodes)) {
+		if reason = r.unknownUsageOn(node, undeclared); !reason.IsZero() {
 			break
 		}
 	}
-	ix.unknownUsages[undeclared] = reason
+	r.unknownUsages[undeclared] = reason
 	return reason
 }
 
 // unknownUsageOn is unknownUsage for the disks of one node.
-func (ix *Round) unknownUsageOn(node string, undeclared model.Code) model.Reason {
-	own, peer := node == ix.Desired.Node, ix.Observed.Peers[node]
+func (r *Round) unknownUsageOn(node string, undeclared model.Code) model.Reason {
+	own, peer := node == r.Desired.Node, r.Observed.Peers[node]
 	reason := incompletePeer(peer, node)
 	switch {
 	case own:
 	case undeclared == CodeOrphan:
-		reason = cmp.Or(ix.whyIgnored(node), reason)
+		reason = cmp.Or(r.whyIgnored(node), reason)
 	case !peer.Responds() && peer.LastResponse.IsZero():
 		reason = because(CodeUsageUnknown, "node %s has not responded since this process started", node)
 	}
 	if !reason.IsZero() {
 		return reason
 	}
-	for _, name := range slices.Sorted(maps.Keys(ix.Desired.Config.Nodes[node].Disks)) {
+	for _, name := range slices.Sorted(maps.Keys(r.Desired.Config.Nodes[node].Disks)) {
 		on := ident.DiskRef{Node: node, Disk: name}
-		switch seen, known := ix.Observed.Disks[on]; {
+		switch seen, known := r.Observed.Disks[on]; {
 		case !known:
 			return because(CodeUsageUnknown, "%s: not observed", on)
 		case seen.Problem != "" && (own || undeclared == CodeOrphan || seen.Needs == nil):
