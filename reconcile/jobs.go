@@ -158,7 +158,7 @@ func (j *jobs) addTo(o plan.Observed) {
 		for _, seed := range run.order.Seeds {
 			o.BeingRead[seed] = true
 		}
-		o.MarkLeaving(key, a.Op)
+		o.SetLeaving(key, a.Op)
 	}
 }
 

@@ -28,7 +28,7 @@ func (r *Reconciler) Observe(d plan.Desired) plan.Observed {
 		seen.ClockStepped = r.clock.outdated(seen.UUID)
 		o.Disks[ref] = seen
 	}
-	o.MarkSameCopies()
+	o.FindSameCopies()
 	r.pendingUsage.applyTo(o)
 	r.failures.DropStale(d, o)
 	o.Failures = r.failures.OnWallClock(now)

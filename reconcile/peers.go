@@ -107,7 +107,7 @@ func (s *peers) mergeInto(d plan.Desired, o *plan.Observed, observations map[str
 		mergeJobs(*o, d, a, at)
 	}
 	s.ledger.Apply(d, o)
-	o.MarkDisputedDisks() // also a disk of this node, if a disk of another node has its uuid (I10)
+	o.FindDisputedDisks() // also a disk of this node, if a disk of another node has its uuid (I10)
 }
 
 // trackConfig returns since when a node has another configuration, by the steady clock: see model.Peer. The

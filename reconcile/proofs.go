@@ -16,7 +16,7 @@ import (
 // requestProofs requests the proofs that a deletion needs, adds them to the responses of the queried nodes,
 // and calls done. d and o are the states at the withdrawal. It may be called by any goroutine.
 func (r *Reconciler) requestProofs(ctx context.Context, d plan.Desired, o plan.Observed, run *activeJob, responses map[string]plan.Response, done func()) {
-	r.ledger.Mark(responses)
+	r.ledger.ApplyToResponses(responses)
 	a := run.order.Action
 	asked := o.WithResponses(a.Image, run.deletion.queried, responses)
 	open, closed := r.served.Open()
@@ -65,7 +65,7 @@ func withdrawnCopies(o plan.Observed, leaving map[ident.CopyRef]bool) plan.Obser
 		seen := o.Disks[key.Disk]
 		seen.Copies = maps.Clone(seen.Copies)
 		o.Disks[key.Disk] = seen
-		o.MarkLeaving(key, model.Cleanup)
+		o.SetLeaving(key, model.Cleanup)
 	}
 	return o
 }

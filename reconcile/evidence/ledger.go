@@ -23,7 +23,7 @@ type Ledger struct {
 	now func() time.Time // steady
 
 	mu     sync.Mutex
-	claims map[claim]record
+	claims map[claim]findings
 	read   map[ident.Digest]ident.Digest // see plan.Observed.ReadManifests
 }
 
@@ -33,8 +33,8 @@ type claim struct {
 	digest ident.Digest
 }
 
-// record is the evidence against a claim.
-type record struct {
+// findings are the evidence against a claim.
+type findings struct {
 	strikes int       // how often the node has sent other bytes, or none for a long time, since it last proved the claim
 	until   time.Time // nobody on this node counts on the claim or reads the bytes until then, whatever the node publishes
 	// silent: the last request for a proof had no outcome, or a copy was not sent in full: see plan.Observed.Unanswered.
@@ -49,7 +49,7 @@ var distrust = backoff.Doubling{First: time.Minute, Max: 24 * time.Hour}
 
 // NewLedger returns a Ledger without evidence. now is the steady clock of this process.
 func NewLedger(log *slog.Logger, now func() time.Time) *Ledger {
-	return &Ledger{log: log, now: now, claims: map[claim]record{}, read: map[ident.Digest]ident.Digest{}}
+	return &Ledger{log: log, now: now, claims: map[claim]findings{}, read: map[ident.Digest]ident.Digest{}}
 }
 
 // Strike records that a node has sent other bytes than it claims to have in a copy, or none for a long time. A report about a
@@ -64,7 +64,7 @@ func (l *Ledger) Strike(copy ident.CopyRef, why string, digests ...ident.Digest)
 		if digest.IsZero() || r.until.After(now) {
 			continue
 		}
-		l.claims[key] = record{strikes: r.strikes + 1, until: now.Add(distrust.After(r.strikes)), noted: now}
+		l.claims[key] = findings{strikes: r.strikes + 1, until: now.Add(distrust.After(r.strikes)), noted: now}
 		news = true
 	}
 	if news {
@@ -121,26 +121,26 @@ func (l *Ledger) Apply(d plan.Desired, o *plan.Observed) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	now := l.now()
-	maps.DeleteFunc(l.claims, func(c claim, r record) bool {
+	maps.DeleteFunc(l.claims, func(c claim, f findings) bool {
 		_, declared := d.Config.Nodes[c.node]
-		return !declared || now.Sub(r.noted) > 2*distrust.Max
+		return !declared || now.Sub(f.noted) > 2*distrust.Max
 	})
 	o.ReadManifests, o.Unanswered = maps.Clone(l.read), map[ident.CopyRef]bool{}
-	l.mark(o.Disks, o.Unanswered)
+	l.discount(o.Disks, o.Unanswered)
 }
 
-// Mark marks the copies in responses whose claim does not count.
-func (l *Ledger) Mark(responses map[string]plan.Response) {
+// ApplyToResponses makes the copies in responses unknown whose claim does not count.
+func (l *Ledger) ApplyToResponses(responses map[string]plan.Response) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, response := range responses {
-		l.mark(response.Disks, map[ident.CopyRef]bool{})
+		l.discount(response.Disks, map[ident.CopyRef]bool{})
 	}
 }
 
-// mark replaces the disks with copies whose claim does not count. It adds the copies of silent nodes to the map silent. l.mu is
+// discount replaces the disks with copies whose claim does not count. It adds the copies of silent nodes to the map silent. l.mu is
 // locked.
-func (l *Ledger) mark(disks map[ident.DiskRef]model.Disk, silent map[ident.CopyRef]bool) {
+func (l *Ledger) discount(disks map[ident.DiskRef]model.Disk, silent map[ident.CopyRef]bool) {
 	if len(l.claims) == 0 {
 		return
 	}

@@ -43,7 +43,7 @@ func (c *Cluster) Observe(d Desired) Observed {
 			o.BackedUp[ref.ID] = true
 		}
 	}
-	o.MarkDisputedDisks()
+	o.FindDisputedDisks()
 	return o
 }
 

@@ -87,7 +87,7 @@ func (o Observed) WithResponses(name string, queried []string, responses map[str
 		}
 		o.Disks[ref] = withResponse(seen, name, now, responded)
 	}
-	o.MarkDisputedDisks()
+	o.FindDisputedDisks()
 	return o
 }
 

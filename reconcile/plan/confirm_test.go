@@ -61,7 +61,7 @@ func TestConfirmDoesNotCountDisputedDisks(t *testing.T) {
 	duplicate.UUID = o.Disks[others[0]].UUID
 	o.Disks[others[1]] = duplicate
 	responses := responsesOf(o, others)
-	o.MarkDisputedDisks()
+	o.FindDisputedDisks()
 	if o.Disks[others[0]].Disputed == "" {
 		t.Fatal("the disks are not disputed")
 	}

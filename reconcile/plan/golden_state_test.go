@@ -141,7 +141,7 @@ func (s *goldenState) disk(words []string) {
 		}
 	}
 	s.o.Disks[s.ref(words[0])] = d
-	s.o.MarkDisputedDisks()
+	s.o.FindDisputedDisks()
 }
 
 func (s *goldenState) copy(words []string) {

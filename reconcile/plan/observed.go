@@ -66,8 +66,8 @@ func neverHadBytes(c model.Copy) bool {
 		c.VerifiedAt.IsZero() && c.DamagedAt.IsZero() && c.LastUsed.IsZero() && c.UsedBy == ""
 }
 
-// MarkLeaving changes the observed copy to leaving if the operation deletes it.
-func (o Observed) MarkLeaving(ref ident.CopyRef, op model.Op) {
+// SetLeaving changes the observed copy to leaving if the operation deletes it.
+func (o Observed) SetLeaving(ref ident.CopyRef, op model.Op) {
 	if c, exists := o.Disks[ref.Disk].Copies[ref.ID]; exists && op.Deletes() {
 		c.Leaving = true
 		o.Disks[ref.Disk].Copies[ref.ID] = c
@@ -109,8 +109,8 @@ func (o Observed) AnyReady(id ident.ID) bool {
 	return false
 }
 
-// MarkSameCopies sets Copy.SameAs of the copies on the disks of this node.
-func (o Observed) MarkSameCopies() {
+// FindSameCopies sets Copy.SameAs of the copies on the disks of this node.
+func (o Observed) FindSameCopies() {
 	first := map[model.FolderID]ident.DiskRef{}
 	for _, ref := range slices.SortedFunc(maps.Keys(o.Disks), ident.DiskRef.Compare) {
 		for id, c := range o.Disks[ref].Copies {
@@ -124,12 +124,12 @@ func (o Observed) MarkSameCopies() {
 	}
 }
 
-// MarkDisputedDisks sets Disputed of disks of two nodes with the same uuid. It looks at usable disks of
+// FindDisputedDisks sets Disputed of disks of two nodes with the same uuid. It looks at usable disks of
 // this node and of nodes that respond. One machine is a clone of the other, or a node claims a disk that
 // it does not have. No node knows which disk the configuration declares (I10). A claim takes no disk out
 // of service: each node uses its own disk. But the two may be one disk. Therefore nothing is deleted from
 // a disputed disk, and no deletion counts on a copy there.
-func (o *Observed) MarkDisputedDisks() {
+func (o *Observed) FindDisputedDisks() {
 	byUUID := map[string][]ident.DiskRef{}
 	for ref, seen := range o.Disks {
 		if p, other := o.Peers[ref.Node]; seen.UUID != "" && seen.Problem == "" && (!other || p.Responds()) {

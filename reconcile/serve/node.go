@@ -187,13 +187,13 @@ func (n *Node) Copies(_ context.Context, name, mark string) (model.Node, error) 
 		seen.Disks[ident.DiskRef{Node: now.node, Disk: on}] = open.list(name, mark)
 	}
 	leaving := endWatch()
-	seen.MarkSameCopies()
+	seen.FindSameCopies()
 	for ref, one := range seen.Disks {
 		state.Disks[ref.Disk] = one
 		for id, c := range one.Copies {
 			key := ident.CopyRef{Disk: ref, ID: id}
 			c.Leaving = c.Leaving || leaving[key]
-			markSame(&c)
+			discountSame(&c)
 			if secret := c.Mark; secret != "" {
 				c.Mark = MarkResponse(secret, now.node)
 			}

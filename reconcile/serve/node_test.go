@@ -88,7 +88,7 @@ func TestSharedFolderIsOneCopyForOtherNodes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o.MarkSameCopies()
+	o.FindSameCopies()
 	for _, s := range []model.Node{queried, State(plan.NewRound(d, o), plan.Plan{}, nil)} {
 		if len(s.Disks) != 2 || onlyCopy(s, "disk1").State != model.Ready || onlyCopy(s, "disk2").State != model.Unknown {
 			t.Errorf("the state is %+v", s)

@@ -36,7 +36,7 @@ func publishedCopies(now *plan.Round, p plan.Plan, running map[ident.CopyRef]mod
 		if d.Owns(ref) {
 			published[ref] = make(model.Copies, len(seen.Copies))
 			for id, c := range seen.Copies {
-				markSame(&c)
+				discountSame(&c)
 				published[ref][id] = c.ForPeers()
 			}
 		}
@@ -84,8 +84,8 @@ func publishedCopies(now *plan.Round, p plan.Plan, running map[ident.CopyRef]mod
 	return published
 }
 
-// markSame makes a copy unknown if another disk of this node shows it, too: other nodes would count one copy twice.
-func markSame(c *model.Copy) {
+// discountSame makes a copy unknown if another disk of this node shows it, too: other nodes would count one copy twice.
+func discountSame(c *model.Copy) {
 	if c.SameAs != (ident.DiskRef{}) && c.State == model.Ready {
 		c.State, c.Message = model.Unknown, fmt.Sprintf("it is the copy on %s, because both disks show its folder", c.SameAs)
 	}
