@@ -21,8 +21,8 @@ import (
 // that withdrawal may delete it without a query to the node that counts on it. The deletion of an orphan has a mark for this
 // reason only: the image may be declared again while the deletion runs.
 //
-// A false claim cannot prevent a deletion: only a node that reads the mark knows its secret. A response has a hash of the
-// secret and the name of the responding node. So the response of the holder, which sees its own mark, helps no other node.
+// A false claim to have seen the mark prevents no deletion: only a node that reads the mark knows its secret. A response has a
+// hash of the secret and the name of the responding node. So a node cannot relay the response of another node that sees the mark.
 
 // mark is the mark of a withdrawn copy.
 type mark struct {
@@ -39,9 +39,11 @@ func newMark(on system.Disk, id ident.ID, secret func() uint64) mark {
 	return m
 }
 
-// seenBy returns an error in these cases. The mark of the copy key is in the folder of another copy: on any other disk of this
-// node, or according to the states of other nodes. The mark is gone: a node that starts removes all marks in its folders, and
-// its state may be from after that. Another copy of this node has the mark of another node.
+// seenBy returns an error in these cases:
+//   - The mark, which is that of the copy at key, is in the folder of another copy: on any other disk of this node, or according
+//     to the states of other nodes.
+//   - The mark is gone. A node that starts removes all marks in its folders, and its state may be from after that.
+//   - Another copy of this node has the mark of another node.
 func (m mark) seenBy(key ident.CopyRef, states map[string]model.Node, own *serve.Node, withdrawn map[ident.CopyRef]bool) error {
 	if m.Name == "" {
 		return nil
@@ -78,8 +80,8 @@ func (m mark) seenBy(key ident.CopyRef, states map[string]model.Node, own *serve
 	return nil
 }
 
-// deletesUnmarked returns an error if another copy of the generation is being deleted and its folder got no mark: the copy that
-// the deletion of the copy key counts on may be in that folder.
+// deletesUnmarked returns an error if another copy of the generation is being deleted and its folder got no mark. A deletion of
+// the copy at key may count on a copy that is in that folder.
 func (j *jobs) deletesUnmarked(key ident.CopyRef) error {
 	for other, run := range j.running {
 		if other.ID == key.ID && other != key && run.deletion != nil && run.deletion.phase == deleting && run.deletion.mark.problem != nil {
@@ -89,8 +91,8 @@ func (j *jobs) deletesUnmarked(key ident.CopyRef) error {
 	return nil
 }
 
-// mayBeUsed returns an error if a copy in use on another disk may be the copy key itself: see mayBeSame. o must have the
-// responses of the queried nodes: a node publishes not every use.
+// mayBeUsed returns an error if a copy in use on another disk and the copy at key may be one file: see mayBeSame. o must have
+// the responses of the queried nodes, because a node does not publish every use.
 func (m mark) mayBeUsed(o plan.Observed, key ident.CopyRef) error {
 	for ref, seen := range o.Disks {
 		if ref == key.Disk || seen.Copies[key.ID].UsedBy == "" {
@@ -103,8 +105,8 @@ func (m mark) mayBeUsed(o plan.Observed, key ident.CopyRef) error {
 	return nil
 }
 
-// mayBeSame returns an error if another copy may be the copy key itself: no mark could be written, and the other copy
-// is not on another file system of this node.
+// mayBeSame returns an error if the copies at key and other may be one file. They are two files if a mark could be written, or
+// if both are on this node, on different file systems.
 func (m mark) mayBeSame(o plan.Observed, key, other ident.CopyRef) error {
 	a, b := o.Disks[key.Disk].Copies[key.ID].Folder, o.Disks[other.Disk].Copies[other.ID].Folder
 	known := a != (model.FolderID{}) && b != (model.FolderID{})

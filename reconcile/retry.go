@@ -108,7 +108,7 @@ func retryText(f model.Failure) string {
 	case f.Final && !f.RetryAt.IsZero():
 		return f.RetryAt.UTC().Format(time.RFC3339) + ", or when the declaration changes"
 	case f.Final:
-		return "not before the declaration changes"
+		return "when the declaration changes, or with backing-image retry"
 	case f.NeedsSpace > 0:
 		return "when " + plan.FormatBytes(f.NeedsSpace) + " are free"
 	}
@@ -125,7 +125,7 @@ func whyNotFailed(v *status.View, id ident.ID) string {
 		if key.ID != id || v.Desired.Owns(key.Disk) || f.Attempts == 0 {
 			continue
 		}
-		reason := fmt.Sprintf("it failed on %s: call the daemon of node %s", key.Disk, key.Disk.Node)
+		reason := fmt.Sprintf("it failed on %s: send the request to the daemon of node %s", key.Disk, key.Disk.Node)
 		if address := v.Desired.Config.Nodes[key.Disk.Node].Address; address != "" {
 			reason += " with --url " + text.RedactURL(address)
 		}

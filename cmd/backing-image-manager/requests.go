@@ -104,7 +104,7 @@ Exit status: 0 if at least one attempt starts; 1 otherwise, with the reason.`,
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	daemon.add(cmd)
-	cmd.Flags().StringArrayVar(&on, "on", nil, "only attempts on the disk `NODE/DISK`; may be repeated")
+	cmd.Flags().StringArrayVar(&on, "on", nil, "retry only the attempts on the disk `NODE/DISK`; the flag may be repeated")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		for _, ref := range on {
 			if _, err := ident.ParseDiskRef(ref); err != nil {

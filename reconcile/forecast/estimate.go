@@ -139,8 +139,8 @@ func (e Estimator) Estimate(ctx context.Context, d plan.Desired, o plan.Observed
 	})
 }
 
-// EstimateSaved returns the plan p of nodes of the cluster c with the sizes of the downloads by an index. The
-// configuration old declares the indexes of the older generations.
+// EstimateSaved adds to plan p how many bytes each download by an index will transfer. c is the cluster of the plan. old is the
+// earlier configuration, which declares the indexes of the older generations.
 func (e Estimator) EstimateSaved(ctx context.Context, c *plan.Cluster, current, old schema.Config, p plan.Plan) plan.Plan {
 	return e.estimateAll(current, p, func(a *plan.Action, image schema.Image) {
 		part := c.Disks[a.CopyRef().Disk].Copies[image.ID]

@@ -98,7 +98,7 @@ func (c *Cluster) publishesAll(d Desired) bool {
 }
 
 // Merge returns the plans of several nodes as one. The nodes must have the same configuration. An
-// action that concerns no disk is in the plan once.
+// action without a disk is in several plans; the result has it once.
 func Merge(plans []Plan) Plan {
 	actions := []Action{} // never null in JSON
 	for _, p := range plans {

@@ -52,11 +52,11 @@ type Response struct {
 	Proofs map[ident.CopyRef]Proof
 }
 
-// WithResponses returns o with the responses about the images of that name. The queries must
+// WithResponses returns o with the responses to queries about the images of one name. The queries must
 // have started after the withdrawal. Earlier observations do not speak for the deletion any more:
 // a queried node that did not respond is unreachable, and a node that was not queried confirms
-// nothing. A copy counts only if it has proven that it has its bytes. What any node said against the deletion
-// earlier, such as a use, still counts. responses also has the proofs of copies on this node.
+// nothing. A copy counts only if it has proven that it has its bytes. What any node said earlier against the deletion,
+// such as a use, still counts. responses also has the proofs of copies on this node.
 func (o Observed) WithResponses(name string, queried []string, responses map[string]Response) Observed {
 	o.Peers, o.Disks = maps.Clone(o.Peers), maps.Clone(o.Disks)
 	o.proofs, o.unconfirmed = map[ident.CopyRef]Proof{}, map[string]bool{}
@@ -169,8 +169,8 @@ func (r *Round) ConfirmDeletion(a Action) error {
 	return errors.New("not deleted: the copy is no longer surplus")
 }
 
-// This node trusts what another node says about its own copies, with one exception: before a deletion,
-// each copy on which the deletion counts proves that it has its bytes (H3). After the
+// What another node says about its own copies is a claim. Before a deletion, each copy on which the deletion
+// counts therefore proves that it has its bytes (H3), also a copy on this node. After the
 // withdrawal the holder chooses a chunk at random, requests it, and compares it with a
 // chunk manifest that it trusts. The holder does not send the withdrawn copy any more, so another node cannot
 // get the chunk from it. The chunk is read past the page cache, also from a copy on this node: a medium may
@@ -213,10 +213,9 @@ func needsProofs(o Observed, a Action) bool {
 	return o.Disks[a.CopyRef().Disk].Copies[a.CopyRef().ID].State != model.Pending
 }
 
-// ProofRequests returns the fewest requests for proofs that are enough for a deletion. The observed state of
-// the round must be a result of WithResponses for responses without proofs. It returns nil if the responses do not allow
-// the deletion. The copies in the map last did not answer an earlier request. They are asked only if no other
-// copies are left.
+// ProofRequests returns the fewest requests for proofs that are enough for a deletion, nil if the responses do not allow
+// the deletion. The observed state of the round must be a result of WithResponses for responses without proofs. last has the
+// copies that did not answer an earlier request. They are asked only if no other copies are left.
 func (r *Round) ProofRequests(a Action, last map[ident.CopyRef]bool) []ProofRequest {
 	d, o := r.Desired, r.Observed
 	image, declared := d.Config.Images[a.Image]
@@ -325,11 +324,10 @@ func (p imagePlanner) ownManifest(digest ident.Digest, deleted ident.CopyRef) id
 	return ident.CopyRef{}
 }
 
-// trustsManifest reports whether the chunk manifest that the node of a copy serves describes the bytes
-// with the digest of the copy: another node has the same manifest for the same digest, or this node
-// has read the bytes. Without a declared checksum a node is trusted with the content anyway, with two
-// exceptions. If another node has another manifest for the same digest, one of the two is made up. If
-// the deleted copy has the digest, it may be the last copy with these bytes.
+// trustsManifest reports whether this node trusts the chunk manifest that the node of a copy serves to describe the bytes with
+// the digest of the copy: another node has the same manifest for the same digest, or this node has read the bytes. Without a
+// declared checksum a node is trusted with the content anyway, except in two cases. If another node has another manifest for
+// the same digest, one of the two is made up. If the deleted copy has the digest, it may be the last copy with these bytes.
 func (p imagePlanner) trustsManifest(ref, deleted ident.CopyRef) bool {
 	c := p.ix.copyAt(ref)
 	if c.ManifestDigest.IsZero() {

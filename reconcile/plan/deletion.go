@@ -26,16 +26,16 @@ type undesired struct {
 	oldPart bool         // the copy is a partial file of an older generation, which no job resumes
 }
 
-// decide returns the deletion, or why the copy is kept. Every deletion of a copy comes from here. People read the reason of the
-// first case that holds. Other code can only prevent a deletion: keepGenerations keeps the copy (keptByWish), an inspection must
+// decide returns the deletion, or why the copy is kept. Every deletion of a copy comes from here. The first case that holds gives
+// the reason that people read. Other code can only prevent a deletion: keepGenerations keeps the copy (keptByWish), an inspection must
 // come first (planSurplus), another copy is created from this copy (keepSources), copies of the image differ (conflict), or the
 // image is suspended (suspend).
 func (x undesired) decide() Action {
 	d, c, seen := x.Desired, x.copyAt(x.ref), x.Observed.Disks[x.ref.Disk]
 	undecided, maybe := d.Undecided.MayDeclare(x.ref.ID.Name, c.Declaration)
 	f, end := x.Observed.Failures[x.ref], x.intervalEnd(x.ref)
-	// keep: the planner cannot foresee the end of the wait, for example the end of a use. block: a person must act. later: time
-	// or the rest of the plan ends the wait.
+	// keep: the planner cannot foresee the end of the wait, for example the end of a use. block: something is wrong or doubtful,
+	// and usually a person must act. later: time or the rest of the plan ends the wait.
 	keep := func(r model.Reason) Action { return wait(x.ref, r).asWaitFor(x.op, true) }
 	block := func(r model.Reason) Action { return blocked(x.ref, r).asWaitFor(x.op, true) }
 	later := func(r model.Reason, until time.Time) Action { return waitUntil(x.ref, r, until).asWaitFor(x.op, false) }
@@ -123,7 +123,7 @@ func (p orphanPlanner) isOrphan(name string) bool {
 	return !declared && p.Desired.invalidReason(name).IsZero()
 }
 
-// pruneBlocked returns a reason when more images were removed at once than pruneLimit allows.
+// pruneBlocked returns a reason if more images were removed at once than pruneLimit allows.
 // It counts the removed images with an owned copy on any node, so that all nodes get the same
 // number. Folders without any bytes do not count: their deletion loses nothing. Images in use or needed do not
 // count either: they are kept anyway.
@@ -150,8 +150,8 @@ func (p orphanPlanner) pruneBlocked() model.Reason {
 	return because(CodePruneLimit, "%d images were removed from the configuration, more at once than pruneLimit %s allows", len(orphans), limit)
 }
 
-// usage returns which copy of an image is in use, on any node; "" means none. The claims that an operator waived for
-// the clean-up of the copy waived do not count (U8).
+// usage returns which copy of an image is in use, on any node; "" means none. If a person requested the clean-up of the copy
+// at waived despite the claims of some nodes, these claims do not count (U8).
 func (p orphanPlanner) usage(name string, waived ident.CopyRef) string {
 	for _, ref := range p.copiesNamed(name) {
 		if c := p.copyAt(ref); c.UsedBy != "" && !p.Desired.isWaived(waived, ref.Disk.Node) {
@@ -167,11 +167,12 @@ func (p orphanPlanner) usage(name string, waived ident.CopyRef) string {
 // holder waits until that node has published the time of the read.
 
 // clockTolerance is the tolerated difference between the clocks of two nodes. The holder tolerates twice as much as the
-// node that reads. Otherwise the holder could wait for a read that the other node has already done.
+// node that reads. Otherwise the holder could wait for ever: the other node counts a read as done that the holder rejects.
 const clockTolerance = 5 * time.Second
 
-// readBackGap is the least time between two reads of a copy for other nodes. If two nodes have the same folder, both
-// write one record, and the copy becomes surplus again and again.
+// readBackGap is the least time between two reads of one copy for other nodes. Without it, a copy could be read without end:
+// if two nodes show one folder, both write its record, so the evicted copy becomes surplus again and again, and each time a
+// new read is due.
 const readBackGap = time.Minute
 
 // replacement returns the copy that replaces evicted copies. found is false while too few copies are ready. When a disk
@@ -197,7 +198,7 @@ func (p imagePlanner) replacement() (by ident.CopyRef, found bool) {
 	return by, n >= p.placement.requiredCopies()
 }
 
-// evictedFor returns the evicted copy that the copy by replaces. unread is false if no read of the copy by is due.
+// evictedFor returns an evicted copy that the copy at by replaces. unread is false if no read of the copy at by is due.
 func (p imagePlanner) evictedFor(by ident.CopyRef) (evicted ident.CopyRef, unread bool) {
 	if p.ix.Desired.Allowed != schema.Everything {
 		return ident.CopyRef{}, false // nothing is deleted now
@@ -213,8 +214,8 @@ func (p imagePlanner) evictedFor(by ident.CopyRef) (evicted ident.CopyRef, unrea
 	return p.state.ready[i], true
 }
 
-// readBackFor reports whether the copy by was read in full after the evicted copy became surplus, and after its last
-// use. tolerance is the tolerated difference between the clocks of the two nodes.
+// readBackFor reports whether the copy at by was read in full after the evicted copy became surplus, and after the last use
+// of the evicted copy. tolerance is the tolerated difference between the clocks of the two nodes.
 func (r *Round) readBackFor(evicted, by ident.CopyRef, tolerance time.Duration) bool {
 	c, read := r.copyAt(evicted), r.copyAt(by).ReadBackAt
 	since := c.SurplusSince

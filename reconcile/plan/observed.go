@@ -22,8 +22,8 @@ type Observed struct {
 	// Failures are the failures, by copy. A failure on another node is included if that node has
 	// the same configuration, or if the fault is the disk's or the network's.
 	Failures map[ident.CopyRef]model.Failure
-	// Awaited is for how long this node has waited for copies on other nodes, while no copy of their
-	// images was ready: see Plan.Awaited.
+	// Awaited has, for each copy on another node, how long this node has waited for it while no copy of the image was ready:
+	// see Plan.Awaited.
 	Awaited map[ident.CopyRef]time.Duration
 	// Running are the copies on which a job runs, on any node. A job reserved its space when
 	// it started.

@@ -114,7 +114,7 @@ func (r *Round) whyEnd(j Job, next Action) string {
 	switch {
 	case (a.Op.Deletes() || a.VerifiesPeer()) && next.Op == a.Op:
 	case a.Op.Deletes() || a.VerifiesPeer(): // a deletion is confirmed for its own reason only
-		return "the deletion is not planned any more: " + next.Text
+		return "it is not planned any more: " + next.Text
 	case next.Op.Deletes():
 		return "the copy is to be deleted: " + next.Text
 	case seen.Problem != "":

@@ -112,7 +112,7 @@ func (p *surplusPlanner) planSurplusCopy(ref ident.CopyRef) Action {
 		x.reason = model.Reason{Code: CodeOldGeneration, Text: "older generation"}
 		x.unknown = p.ix.unknownUsage(CodeOldGeneration)
 		if maybe := p.ix.neededBy(ref, true); x.unknown.IsZero() && maybe != "" {
-			x.unknown = because(CodeUsageUnknown, "%s, unless the copy there is another file, which only a response of its node shows", maybe)
+			x.unknown = because(CodeUsageUnknown, "%s: it is not known whether the copy there is the same file as this one, until its node responds", maybe)
 		}
 	case p.ix.Desired.evicting(ref.Disk):
 		x.op, x.reason = model.Evict, model.Reason{Code: CodeEviction, Text: "eviction of the disk is requested"}

@@ -102,9 +102,9 @@ func implausible(recorded, now time.Time) bool {
 	return recorded.After(now) || recorded.Before(earliestTime)
 }
 
-// needsOf returns, by generation, the disks of all nodes with replicas that name it and without a verified copy of it.
-// If a node does not respond, or a disk cannot be read any more, its last needs count even beside a verified copy. That
-// copy may be in a folder that another disk shows, and only a response shows that (U5).
+// needsOf returns, by generation, the disks that need it, of all nodes: a replica on the disk names the generation, and the
+// disk has no verified copy of it. If a node does not respond, or a disk cannot be read any more, its last needs count even
+// beside a verified copy. That copy may be in a folder that another disk shows, and only a response tells that (U5).
 func needsOf(o Observed) map[ident.ID][]ident.DiskRef {
 	needs := map[ident.ID][]ident.DiskRef{}
 	for ref, seen := range o.Disks {
@@ -138,8 +138,9 @@ func (r *Round) inUse(ref ident.CopyRef) string {
 }
 
 // neededBy returns which replica on another disk needs the generation of a copy of this node (U4); "": none. A need keeps
-// no copy of the declared generation, which S2 and S4 protect. A person may end the claim of a node. If unknown is true,
-// it looks at disks that last had a verified copy: a replica there needs this copy only if both copies are one file.
+// no copy of the declared generation, which S2 and S4 protect. A person may end the claim of a node. With unknown false, it
+// looks at disks without a verified copy. With unknown true, it looks at disks that cannot be read now, or whose node does not
+// respond, and that last had a verified copy: that copy may be this file, and then the replica needs it.
 func (r *Round) neededBy(ref ident.CopyRef, unknown bool) string {
 	if r.Desired.Config.Images[ref.ID.Name].ID == ref.ID {
 		return ""
@@ -158,10 +159,10 @@ func (d Desired) isWaived(ref ident.CopyRef, node string) bool {
 	return node != d.Node && slices.Contains(d.DespiteNeed[ref], node)
 }
 
-// unknownUsage returns why it is not known whether replicas need a generation that is not declared, zero if it is known. The
-// argument undeclared says why the generation is not declared. For CodeOrphan, each node must respond (D2). For
-// CodeOldGeneration, the last response of a node since the start of this process counts (U7): the node cannot get a replica
-// of an image that it does not have.
+// unknownUsage returns why it is not known whether replicas need a generation that is not declared, zero if it is known.
+// undeclared is CodeOrphan or CodeOldGeneration. For CodeOrphan, each node must respond (D2). For CodeOldGeneration, the last
+// response of a node since the start of this process counts (U7): a node cannot get a replica of an image that it does not
+// have.
 func (r *Round) unknownUsage(undeclared model.Code) model.Reason {
 	if cached, known := r.unknownUsages[undeclared]; known {
 		return cached

@@ -51,8 +51,8 @@ func NewDifference(old, new schema.Config) Difference {
 	return d
 }
 
-// fieldsOf returns the values of the settings and of the changed nodes and images, by the
-// path of the field in validate -o json.
+// fieldsOf returns the values of the settings and of the changed nodes and images. The key is
+// the path that the field has in the output of validate -o json.
 func fieldsOf(c schema.Config, changed map[string]bool) map[string]string {
 	fields := map[string]string{}
 	add := func(path string, view any) {
