@@ -42,8 +42,8 @@ func skew(now, then system.Instant) time.Duration {
 	return (now.Wall.Sub(then.Wall) - now.Steady.Sub(then.Steady)).Abs()
 }
 
-// outdated reports whether the wall clock was set after the last call of record for the disk, as
-// far as this process knows.
+// outdated reports whether the wall clock was set after the last call of record(uuid), as far as
+// this process knows.
 func (c *clock) outdated(uuid string) bool { return c.recorded[uuid] < c.steps }
 
 // record notes that the times on a disk are consistent with the wall clock.

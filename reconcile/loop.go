@@ -248,8 +248,7 @@ func (t *triggers) lookAgain(next time.Duration) time.Duration {
 	return min(next, lookGap)
 }
 
-// delay delays the next round by the duration wait, unless a round is delayed already. It reports whether the round is
-// due now.
+// delay delays the next round by wait, unless a round is delayed already. It reports whether the round is due now.
 func (t *triggers) delay(wait time.Duration) (due bool) {
 	if wait > 0 && t.paced == nil {
 		t.paced = time.After(wait)

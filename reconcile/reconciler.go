@@ -170,7 +170,7 @@ func (r *Reconciler) Restore(d plan.Desired, failed map[ident.CopyRef]model.Fail
 }
 
 // Converge does rounds until nothing can be done without waiting for time to pass or for another
-// node, and returns the last observation and plan. The error is the cause of the end of ctx; jobs
+// node, and returns the last observation and plan. The error is context.Cause(ctx); jobs
 // may run then, until Close.
 func (r *Reconciler) Converge(ctx context.Context, d plan.Desired) (o plan.Observed, p plan.Plan, err error) {
 	for {

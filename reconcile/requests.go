@@ -122,7 +122,7 @@ func (r *requested) dropObsolete(d plan.Desired, o plan.Observed, p plan.Plan) {
 	}
 }
 
-// await calls request and returns the outcome that it reports, or the cause of the end of ctx.
+// await calls request and returns the outcome that it reports, or context.Cause(ctx).
 func await[T any](ctx context.Context, request func(done func(T, error))) (none T, err error) {
 	var value T
 	var failed error
@@ -141,7 +141,7 @@ func await[T any](ctx context.Context, request func(done func(T, error))) (none 
 
 // Verify requests that the ready copies of a declared image on the disks of this node are read
 // again, and returns how many there are. It returns when the verification is planned, so that
-// the next View has it. The error is ErrNotDeclared, ErrNotReady, the cause of the end of ctx, or another
+// the next View has it. The error is ErrNotDeclared, ErrNotReady, context.Cause(ctx), or another
 // error before the config directory was read.
 func (l *Loop) Verify(ctx context.Context, image string) (copies int, err error) {
 	return await(ctx, func(done func(int, error)) { l.requestVerify(image, done) })
@@ -176,17 +176,17 @@ func (l *Loop) requestVerify(image string, done func(copies int, err error)) {
 
 // Cleanup requests that the copy of an image on a disk of this node is deleted before its clean-up
 // interval is over, if it is surplus and no other rule prevents its deletion. An empty uuid stands for
-// the uuid of the declared image. A use or need that a node in the list despite claims does not keep the
-// copy. It returns what is planned for the copy: a deletion, which is tried for a minute, or an idle
-// action with the reason why there is none. The error is ErrNotDeclared, ErrNotReady, the cause of the
-// end of ctx, or another error before the config directory was read.
+// the uuid of the declared image. A use or need that a node claims does not keep the copy if despite
+// names that node. It returns what is planned for the copy: a deletion, which is tried for a minute, or an
+// idle action with the reason why there is none. The error is ErrNotDeclared, ErrNotReady,
+// context.Cause(ctx), or another error before the config directory was read.
 func (l *Loop) Cleanup(ctx context.Context, image, uuid string, on ident.DiskRef, despite ...string) (plan.Action, error) {
 	return await(ctx, func(done func(plan.Action, error)) { l.RequestCleanup(image, uuid, on, despite, done) })
 }
 
 // EndUses ends the uses of an image by replicas on the disks of this node that are not found any more,
 // because a person says that they have ended (U6). An empty uuid stands for all generations. It returns
-// when a round has recorded that. The error is the cause of the end of ctx.
+// when a round has recorded that. The error is context.Cause(ctx).
 func (l *Loop) EndUses(ctx context.Context, image, uuid string) error {
 	_, err := await(ctx, func(done func(struct{}, error)) {
 		l.queue.add(request{

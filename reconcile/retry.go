@@ -36,7 +36,7 @@ type Attempt struct {
 // whether an attempt starts: by the safety rules, the limits and suspensions.
 //
 // It returns the attempts, sorted by disk, at least one. The error is ErrNotDeclared, ErrNothingFailed,
-// the cause of the end of ctx, or another error before the config directory was read.
+// context.Cause(ctx), or another error before the config directory was read.
 func (l *Loop) Retry(ctx context.Context, image string, on []ident.DiskRef) ([]Attempt, error) {
 	return await(ctx, func(done func([]Attempt, error)) { l.RequestRetry(image, on, done) })
 }

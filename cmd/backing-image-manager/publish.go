@@ -277,8 +277,7 @@ func (p *publisher) write(ctx context.Context, im *publish.Image, t *caibx.Table
 // candidates are the chunk sizes that --like compares.
 var candidates = []caibx.Sizes{caibx.SizesOf(64 << 10), caibx.SizesOf(16 << 10), caibx.Blocks(16 << 10)}
 
-// costs estimates what a download of the image im costs a client that has the old version. The table t
-// is the index of im.
+// costs estimates what a download of im costs a client that has the old version. t is the index of im.
 func (p *publisher) costs(ctx context.Context, im *publish.Image, t *caibx.Table) ([]publish.Cost, error) {
 	old, index, err := openOld(p.like, im)
 	if err != nil {
@@ -310,8 +309,8 @@ func (p *publisher) costs(ctx context.Context, im *publish.Image, t *caibx.Table
 	return all, nil
 }
 
-// cost estimates the cost for a client that has the file of the index old. The table t is the index of the
-// image im. If t has other chunk sizes than old, cost cuts the image again.
+// cost estimates the cost for a client that has the file whose index is old. t is the index of im. If t
+// has other chunk sizes than old, cost cuts im again.
 func (p *publisher) cost(ctx context.Context, im *publish.Image, t, old *caibx.Table) (c publish.Cost, err error) {
 	if t.Header() != old.Header() {
 		if t, err = p.cut(ctx, im, old.Header()); err != nil {

@@ -206,8 +206,8 @@ func newImageUpdate(name string, m schema.Image, answer track.Answer, err error)
 	return u
 }
 
-// mustStay returns why a declared value that the command does not change may not fit the new version. An empty reason
-// means that all values fit.
+// mustStay returns why a declared value may not fit the new version, although the command does not change it. An
+// empty reason: all values fit.
 func mustStay(m schema.Image, a track.Answer) (reason, message string) {
 	d := m.Source.Download
 	moved := a.URL != d.URL

@@ -188,8 +188,8 @@ func (u *uploadCmd) send(ctx context.Context, request upload.Request) error {
 	return report.WriteLine(u.out, "%s is uploaded and ready", u.name)
 }
 
-// stoppedError returns the error for an upload that the user stopped. The error says whether the upload can be resumed.
-// The argument kept says which data remains.
+// stoppedError returns the error for an upload that the user stopped. It says whether the upload can be resumed. kept
+// is the text about the data that remains.
 func stoppedError(c upload.Content, kept string) error {
 	if _, isFile := c.(*upload.File); !isFile {
 		return errors.New("stopped; data from a pipe or a packed file must be sent again from the start")

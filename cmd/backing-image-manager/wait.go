@@ -95,7 +95,7 @@ func configurationOf(changed func(flag string) bool, revision, digest string) (s
 
 // waitReady polls the status until the daemon has applied a configuration and the images are ready.
 // Without names, these are all declared images. The error lists the images that are not ready. On a
-// terminal, the argument bars shows them during the wait.
+// terminal, bars shows them during the wait.
 func waitReady(ctx context.Context, client *api.Client, names []string, of status.ConfigID, timeout time.Duration, bars *progress) error {
 	defer bars.showPending(nil)
 	limited := ctx

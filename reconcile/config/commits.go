@@ -119,8 +119,8 @@ const (
 	settleAgain = time.Second
 )
 
-// judge returns nil if the snapshot may be applied. again is after what time to read the directory again before the error
-// counts; 0: it counts now.
+// judge returns nil if the snapshot may be applied. again is the delay after which the directory is read again before the
+// error counts; 0: the error counts now.
 func (g *commitGate) judge(ctx context.Context, s configdir.Snapshot, now time.Time) (again time.Duration, err error) {
 	if g == nil {
 		return 0, nil
@@ -216,8 +216,8 @@ func (m *commitMemory) check(ctx context.Context, disks map[ident.DiskRef]*disk.
 	return nil
 }
 
-// compare returns an error if the current commit does not descend from the commit last, or is dated before it. The error
-// describes the commit last by the text in what.
+// compare returns an error if the current commit does not descend from last, or is dated before last. what describes last in
+// the error.
 func (m *commitMemory) compare(ctx context.Context, last disk.ConfigCommit, what string) error {
 	key := [2]string{m.current.Name, last.Name}
 	d, known := m.descents[key]

@@ -55,8 +55,8 @@ func NewDirectory(dir string, interval time.Duration, commits *SignedCommits, lo
 	return d
 }
 
-// LoadingSince returns when the load of changed files began that are not applied yet; zero: there are none. It may be called
-// concurrently.
+// LoadingSince returns when the running load of changed files began; zero: no changed files wait to be applied. It may be
+// called concurrently.
 func (d *Directory) LoadingSince() time.Time {
 	if since := d.loading.Load(); since != nil {
 		return *since

@@ -129,7 +129,7 @@ func (l *Ledger) Apply(d plan.Desired, o *plan.Observed) {
 	l.discount(o.Disks, o.Unanswered)
 }
 
-// ApplyToResponses makes the copies in responses unknown whose claim does not count.
+// ApplyToResponses makes a copy in responses unknown if its claim does not count.
 func (l *Ledger) ApplyToResponses(responses map[string]plan.Response) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -138,8 +138,8 @@ func (l *Ledger) ApplyToResponses(responses map[string]plan.Response) {
 	}
 }
 
-// discount replaces the disks with copies whose claim does not count. It adds the copies of silent nodes to the map silent. l.mu is
-// locked.
+// discount makes a copy unknown if its claim does not count. For that it replaces the disk in disks, because its maps are shared. It
+// adds the copies of silent nodes to silent. l.mu is locked.
 func (l *Ledger) discount(disks map[ident.DiskRef]model.Disk, silent map[ident.CopyRef]bool) {
 	if len(l.claims) == 0 {
 		return

@@ -80,8 +80,8 @@ func (e Estimator) warnAbout(image schema.Image, err error) {
 	e.warn(fmt.Errorf("image %s: the size of its download by an index is not known: %w", image.ID.Name, err))
 }
 
-// estimate sets the sizes of the download a, if its index is at hand. The file stored is the index beside the partial file: a
-// job does not transfer it again. If stored is nil, there is no such index. seedIndex opens the index of a seed.
+// estimate sets the sizes of the download a, if its index is at hand. stored is the index beside the partial file, which a
+// job does not transfer again; nil: there is none. seedIndex opens the index of a seed.
 func (e Estimator) estimate(ctx context.Context, a *plan.Action, image schema.Image, stored *os.File, hand delta.AtHand, disks map[ident.DiskRef]model.Disk, seedIndex func(ident.CopyRef) *os.File) {
 	if hand.Index = stored; stored == nil {
 		hand.Index = e.open(image)
@@ -111,8 +111,8 @@ func (e Estimator) estimate(ctx context.Context, a *plan.Action, image schema.Im
 	}
 }
 
-// Estimate returns the plan p with the sizes of the downloads by an index. The plan is for the desired state d and the
-// observed state o. The map on has the disks of this process.
+// Estimate adds to plan p how many bytes each download by an index will transfer. p is the plan for d and o. on has
+// the disks of this process.
 func (e Estimator) Estimate(ctx context.Context, d plan.Desired, o plan.Observed, p plan.Plan, on map[ident.DiskRef]*disk.Disk) plan.Plan {
 	return e.estimateAll(d.Config, p, func(a *plan.Action, image schema.Image) {
 		folder := on[a.CopyRef().Disk]

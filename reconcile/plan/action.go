@@ -22,8 +22,8 @@ type Action struct {
 	// Bytes is the number of bytes that the operation transfers, copies or reads, or that a
 	// deletion frees. It is UnknownBytes (-1) when it is not known.
 	Bytes int64 `json:"bytes"`
-	// Size is the size of the image if the action is a download by an index that this node has already; 0:
-	// it is not. Then Bytes is the expected transfer.
+	// Size is the size of the image if the action is a download by an index, and this node has that index. Then Bytes is the
+	// expected transfer. 0: any other action.
 	Size int64 `json:"size,omitempty"`
 	// From is the copy that a sync, a repair or a clone reads, as <node>/<disk>/<folder>. An
 	// action that reads copies of other nodes reads all of them; From names the first. A verification

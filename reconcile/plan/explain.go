@@ -221,8 +221,9 @@ func noRankedDisk(nodes map[string]schema.Node, image schema.Image) model.Reason
 	return because(CodeAllEvicted, "eviction is requested for every disk that matches (%s)", JoinMax(evicted, ", ", 5))
 }
 
-// rejectedNamedDisk returns an action that reports a named disk of this node which takes no
-// copy. rejected is also false if shortage or an eviction reports the disk already.
+// rejectedNamedDisk returns an action that reports a named disk of this node which takes no copy.
+// rejected is false if the disk takes a copy, or if shortage or an eviction reports the disk
+// already.
 func (p imagePlanner) rejectedNamedDisk(ref ident.DiskRef) (a Action, rejected bool) {
 	r, rejected := p.placement.rejected[ref]
 	reported := p.placement.missing > 0 && p.state.matches(ref) || p.ix.copyAt(p.state.on(ref)).Owned && r.Severity == Intended

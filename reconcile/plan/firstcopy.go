@@ -156,7 +156,7 @@ func (t targetPlanner) planClone() Action {
 	return a
 }
 
-// nearest returns the copy on the disk ref, because the new copy can share its extents. If there
+// nearest returns the copy on the disk at ref, because the new copy can share its extents. If there
 // is no copy on that disk, it returns the first copy.
 func nearest(copies []ident.CopyRef, ref ident.DiskRef) ident.CopyRef {
 	for _, c := range copies {

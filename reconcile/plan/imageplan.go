@@ -222,8 +222,8 @@ func (o Observed) FindBackedUp(d Desired) map[ident.ID]bool {
 	return complete
 }
 
-// BackupRecord returns what the record of a copy contains after a complete backup of the copy:
-// a hash, because the address of a target may be confidential.
+// BackupRecord returns what the record of a copy has after a complete backup: a hash, because the
+// address of a target may be confidential.
 func BackupRecord(b schema.Backup, id ident.ID, digest ident.Digest) string {
 	h := sha256.Sum256([]byte(strings.Join([]string{b.Target, id.Name, digest.String()}, "\x00")))
 	return hex.EncodeToString(h[:16])

@@ -32,8 +32,8 @@ type Observed struct {
 	Jobs map[ident.CopyRef]Job
 	// BeingRead are copies on this node that running jobs read.
 	BeingRead map[ident.CopyRef]bool
-	// CannotPrepare are the images whose first copy this node cannot create, because it has
-	// no replica of the volume, with the reason.
+	// CannotPrepare has the images whose first copy this node cannot create, because it has
+	// no replica of the volume. The value is the reason.
 	CannotPrepare map[ident.ID]string
 	// BackedUp are the images with a complete backup at the declared target, according to the
 	// record of a copy on this node.

@@ -99,9 +99,9 @@ func rejectsUnreachable(s *imageState, ref ident.DiskRef, c model.Copy) Rejectio
 	return Rejection{}
 }
 
-// idleReason returns a reason if the node of a disk is idle for the image: it has had another or
-// no valid configuration for the recovery interval, and no job for a copy on the disk runs there
-// (P3). A partial file without a job delays no other node.
+// idleReason returns a reason if the node of a disk is idle for the image (P3): for the recovery
+// interval, the node has had another configuration or no valid one, and no job for a copy on the
+// disk runs there. A partial file without a job delays no other node.
 func idleReason(s *imageState, ref ident.DiskRef) model.Reason {
 	peer, queried := s.ix.Observed.Peers[ref.Node]
 	if !queried || !s.ix.Desired.differsFrom(peer) || peer.OtherConfigFor(s.ix.Observed.Now) < s.ix.recoveryInterval() || s.ix.Observed.Running[s.on(ref)] {

@@ -109,8 +109,8 @@ func (r *Round) copiesNamed(name string) []ident.CopyRef {
 	return append(r.ownCopies(name), r.peerCopies(name)...)
 }
 
-// readyWith returns the ready copies with a digest that can be read: own on the disks of this process, and peers with a
-// chunk manifest on nodes that respond.
+// readyWith returns the ready copies with the given digest that a job may read. own are on the disks of this process. peers
+// are on nodes that respond, and have a chunk manifest.
 func (r *Round) readyWith(digest ident.Digest) (own, peers []ident.CopyRef) {
 	for _, ref := range r.byDigest[digest] {
 		switch c := r.copyAt(ref); {

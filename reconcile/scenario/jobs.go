@@ -165,9 +165,8 @@ var failures = map[string]error{
 
 func failureNames() []string { return slices.Sorted(maps.Keys(failures)) }
 
-// newFailure returns the failure with a name for the source of an image. The result err says that no
-// failure has this name, or that the image declares no checksum, so a checksum failure is not
-// possible.
+// newFailure returns the failure of the source of an image by its name. err: no failure has this
+// name, or the image declares no checksum, so that a checksum failure is not possible.
 func newFailure(c schema.Config, image, name string) (failure, err error) {
 	failure, ok := failures[name]
 	if !ok {

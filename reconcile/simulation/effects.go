@@ -89,7 +89,7 @@ func (d *Disk) Repair(id ident.ID, content string, now time.Time) error {
 	return nil
 }
 
-// Prove is the response of the node of a copy to the request for one chunk, as a proof that it has the
+// Prove returns how a copy answers the request for one chunk. The chunk proves that the copy has the
 // bytes that the manifest describes. The node compares the chunk before it sends it, and sends no
 // damaged one.
 func (d *Disk) Prove(id ident.ID, manifest ident.Digest) plan.Proof {

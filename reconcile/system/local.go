@@ -37,7 +37,7 @@ type Local struct {
 	poller   *peer.Poller // nil without peers
 }
 
-// New returns the System of this machine whose downloads go through client. It queries other nodes through peers; nil: it
+// New returns the System of this machine. Its downloads go through client. It queries other nodes through peers; nil: it
 // queries none. With readOnly it opens disks without a lock.
 func New(client fetch.Client, peers *peer.Client, log *slog.Logger, readOnly bool) (*Local, System) {
 	l := &Local{
@@ -197,7 +197,7 @@ func (l *Local) Start(ctx context.Context, o job.Order, on Disks, done func(erro
 	}()
 }
 
-// stillCount returns an error unless all copies, on which a deletion counts, are ready and without a mark. Without a mark of its
+// stillCount returns an error unless all copies on which a deletion counts are ready and without a mark. Without a mark of its
 // own, the deletion could not keep another node with the same folders from counting on the copy that it deletes (U5).
 func stillCount(copies []ident.CopyRef, on map[string]*disk.Disk) error {
 	for _, ref := range copies {

@@ -123,9 +123,9 @@ type Jobs interface {
 	// Start executes an order. A deletion (model.Op.Deletes) removes the copy unless it is
 	// in use; it does not end with ctx.
 	Start(ctx context.Context, o job.Order, on Disks, done func(error))
-	// Query directly requests from each node its current copies of the image of the deletion a. Each node
-	// looks for the mark. The responses are by node name. A node that does not respond within QueryTimeout is
-	// missing in them.
+	// Query requests from each node, directly, its current copies of the image that the deletion a is about.
+	// Each node looks for the mark named mark. The key of a response is the name of the node. A node that
+	// does not respond within QueryTimeout is missing in them.
 	Query(ctx context.Context, a plan.Action, mark string, nodes []peer.Address, done func(map[string]model.Node))
 	// Prove requests one chunk of each copy for the deletion a, or reads the chunk if the copy is on this node, and reports
 	// the outcomes. If no chunk comes within ProofTimeout, the outcome of the copy may be missing.
