@@ -43,8 +43,8 @@ type Reconciler struct {
 	conditions func() []model.Condition // see model.Node; nil: this process sends no notifications
 }
 
-// New returns a Reconciler for this machine whose downloads go through client, and which queries
-// the other nodes through peers; nil: none. With readOnly it only observes: it locks no disk, and
+// New returns a Reconciler for this machine. Its downloads go through client, and it queries the
+// other nodes through peers; nil: it queries none. With readOnly it only observes: it locks no disk, and
 // only Observe may be called.
 func New(client fetch.Client, peers *peer.Client, log *slog.Logger, readOnly bool) *Reconciler {
 	local, s := system.New(client, peers, log, readOnly)

@@ -90,7 +90,7 @@ func (p Plan) Empty() bool {
 	return !slices.ContainsFunc(p.Actions, func(a Action) bool { return a.Op != model.Wait })
 }
 
-// Without returns the plan without the actions that plan base has, too. Two actions are the
+// Without returns plan p without the actions that base also has. Two actions are the
 // same if they are one operation on one copy.
 func (p Plan) Without(base Plan) Plan {
 	type operation struct {

@@ -75,7 +75,7 @@ func rejects(s *imageState, ref ident.DiskRef) Rejection {
 	return rejectsForSpace(s, ref, s.requiredSpace(c))
 }
 
-// rejectsUnreachable returns why a disk takes no copy whose observed state is not current. The
+// rejectsUnreachable returns why a disk takes no copy if its observed state is not current. The
 // disk of an unreachable node keeps its rank for the recovery interval, for example during a
 // reboot (F8). So does a disk that a node with another configuration does not publish.
 func rejectsUnreachable(s *imageState, ref ident.DiskRef, c model.Copy) Rejection {
