@@ -18,7 +18,6 @@ import (
 	"github.com/seed-26586806/backing-image-manager/internal/testx/clusterview"
 	"github.com/seed-26586806/backing-image-manager/reconcile/delivery"
 	"github.com/seed-26586806/backing-image-manager/reconcile/notification"
-	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
@@ -53,8 +52,7 @@ func TestNotificationIsRefused(t *testing.T) {
 		if got := requests.Load(); got == nil || *got != "POST /x?key=s3cr3t application/cloudevents+json" {
 			t.Fatalf("the server got %v", got)
 		}
-		var s status.Status
-		l.addDeliveries(&s)
+		_, s := l.Status()
 		if s.Notify == nil || s.Notify.Server != server.URL || s.Notify.Problem != "the server responds with 405 Method Not Allowed" {
 			t.Errorf("the status is %+v", s.Notify)
 		}

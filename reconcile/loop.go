@@ -106,13 +106,8 @@ func (l *Loop) Status() (*status.View, status.Status) {
 		return nil, status.Status{}
 	}
 	s := v.Status(l.Transfers())
-	l.addDeliveries(&s)
-	return v, s
-}
-
-// addDeliveries adds the outcomes of settings.report and settings.notify to a status of this node.
-func (l *Loop) addDeliveries(s *status.Status) {
 	s.Report, s.Notify = l.reporter.Outcome.Status(), l.notifier.Outcome.Status()
+	return v, s
 }
 
 // PeerServer returns a server that sends this node's state and copies to its peers.

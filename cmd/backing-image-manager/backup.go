@@ -101,7 +101,7 @@ func (f *storeFlags) add(cmd *cobra.Command, target, pieces string, workers int)
 	flags.StringVar(&f.secretsDir, "secrets-dir", "", "`DIR` with the folders of credentials")
 	flags.StringVar(&f.credentials, "credentials", "", "`FOLDER` below --secrets-dir with the credentials for "+target)
 	flags.IntVar(&f.limit, "concurrent-limit", workers, "store up to `N` "+pieces+" in parallel")
-	completeFolders(cmd, "secrets-dir")
+	complete(cmd, (*cobra.Command).MarkFlagDirname, "secrets-dir")
 }
 
 // client returns the client for a store. The client may use every path, and loopback addresses, because

@@ -46,7 +46,7 @@ privileges, and removes its files unless --dir is given.`,
 		},
 	}
 	cmd.Flags().StringVar(&dir, "dir", "", "run in the folder `DIR`, which must be empty or missing, and do not remove it")
-	completeFolders(cmd, "dir")
+	complete(cmd, (*cobra.Command).MarkFlagDirname, "dir")
 	return cmd
 }
 

@@ -155,23 +155,16 @@ func choiceFlag[T ~string](cmd *cobra.Command, name, short, usage string, allowe
 	return c
 }
 
-// completeFolders makes shells complete the values of flags as folders.
-func completeFolders(cmd *cobra.Command, flags ...string) {
+// complete makes shells complete the values of flags with mark, which is (*cobra.Command).MarkFlagDirname, or completeJSON for files.
+func complete(cmd *cobra.Command, mark func(*cobra.Command, string) error, flags ...string) {
 	for _, name := range flags {
-		if err := cmd.MarkFlagDirname(name); err != nil {
+		if err := mark(cmd, name); err != nil {
 			panic("mark --" + name + ": " + err.Error())
 		}
 	}
 }
 
-// completeFiles makes shells complete the values of flags as files with an extension.
-func completeFiles(cmd *cobra.Command, extension string, flags ...string) {
-	for _, name := range flags {
-		if err := cmd.MarkFlagFilename(name, extension); err != nil {
-			panic("mark --" + name + ": " + err.Error())
-		}
-	}
-}
+func completeJSON(cmd *cobra.Command, name string) error { return cmd.MarkFlagFilename(name, "json") }
 
 // addTLSFlags adds the flags for the TLS files. The arguments cert and ca are the usage texts of
 // --tls-cert and --tls-ca.
@@ -226,7 +219,7 @@ func (f *nodeFlags) add(cmd *cobra.Command) {
 	f.commits = &config.SignedCommits{}
 	flags.StringVar(&f.commits.KeysDir, "require-signed-commits", "", "accept only configurations from a git checkout whose commit is signed by a key in `DIR`")
 	flags.StringArrayVar(&f.commits.AllowOlder, "allow-older-commit", nil, "with --require-signed-commits, accept `COMMIT` although it does not descend from the last accepted commit; may be repeated")
-	completeFolders(cmd, "config-dir", "disk", "require-signed-commits")
+	complete(cmd, (*cobra.Command).MarkFlagDirname, "config-dir", "disk", "require-signed-commits")
 }
 
 // findRepeated returns the first path whose key equals the key of an earlier path. A key is, for example,
@@ -260,7 +253,7 @@ type secretFlags struct{ secretsDir, keysDir string }
 func (f *secretFlags) add(cmd *cobra.Command, signed string) {
 	cmd.Flags().StringVar(&f.secretsDir, "secrets-dir", "", "`DIR` with the folders of credentials")
 	cmd.Flags().StringVar(&f.keysDir, "keys-dir", "", "`DIR` with the folders of public keys for signatures of "+signed)
-	completeFolders(cmd, "secrets-dir", "keys-dir")
+	complete(cmd, (*cobra.Command).MarkFlagDirname, "secrets-dir", "keys-dir")
 }
 
 // checkCommitFlags checks the flags for signed commits.

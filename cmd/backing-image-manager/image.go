@@ -50,7 +50,7 @@ func (f *imageFlags) addURL(cmd *cobra.Command) {
 
 func (f *imageFlags) addDisks(cmd *cobra.Command) {
 	cmd.Flags().StringArrayVar(&f.disks, "disk", nil, "use the disk at `PATH`, without a daemon; may be repeated")
-	completeFolders(cmd, "disk")
+	complete(cmd, (*cobra.Command).MarkFlagDirname, "disk")
 }
 
 func (f *imageFlags) addOn(cmd *cobra.Command) {

@@ -300,8 +300,8 @@ func (c *reconcileCmd) addPlanFlags(cmd *cobra.Command) {
 	flags.StringVar(&c.indexDir, "index-dir", "", "look for index files in `DIR`, by the last elements of their addresses, to compute the download sizes of a plan")
 	flags.StringVar(&c.outFile, "out", "", "with --dry-run, save the plan in `FILE`")
 	flags.StringVar(&c.planFile, "plan", "", "execute the plan that --out saved in `FILE`")
-	completeFolders(cmd, "diff", "index-dir")
-	completeFiles(cmd, "json", "state", "out", "plan")
+	complete(cmd, (*cobra.Command).MarkFlagDirname, "diff", "index-dir")
+	complete(cmd, completeJSON, "state", "out", "plan")
 }
 
 // planSaved prints the plan against saved states.

@@ -69,8 +69,8 @@ Exit status: 1 if a scenario failed, or if there is none.`,
 	flags.StringVar(&t.only, "run", "", "only run the scenarios whose paths match `REGEXP`")
 	flags.BoolVar(&t.update, "update", false, "write the actual output into the files that \"cmp stdout FILE\" compares")
 	flags.BoolVarP(&t.verbose, "verbose", "v", false, "print the log of every scenario")
-	completeFolders(cmd, "config-dir")
-	completeFiles(cmd, "json", "state")
+	complete(cmd, (*cobra.Command).MarkFlagDirname, "config-dir")
+	complete(cmd, completeJSON, "state")
 	format := outputFlag(cmd, report.Text, report.JSON)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		t.format, t.out, t.err = format.value, cmd.OutOrStdout(), cmd.ErrOrStderr()

@@ -71,7 +71,7 @@ Exit status: 0 if the image is ready, also if it was ready before with the bytes
 	flags.Int64Var(&u.size, "size", -1, "size of the standard input in `BYTES`, if known")
 	flags.Lookup("size").DefValue = "0" // the help then shows no default
 	flags.BoolVar(&u.restart, "restart", false, "cancel an incomplete upload of the image and start again")
-	completeFolders(cmd, "config-dir")
+	complete(cmd, (*cobra.Command).MarkFlagDirname, "config-dir")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		u.name, u.file = args[0], args[1]
 		u.in, u.out, u.err = cmd.InOrStdin(), cmd.OutOrStdout(), cmd.ErrOrStderr()

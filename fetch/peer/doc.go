@@ -5,59 +5,12 @@
 // A manager sends requests and its peers respond. No node sends data without a request, and no node
 // forwards data that it received from another node.
 //
-// # The API
+// # Requests
 //
-// All requests are GET requests from callers with the role peer. Bodies are JSON unless stated
-// otherwise, sizes are in bytes, and the body of an error is {"error": "…"}.
-//
-//	/v1/state                                   model.Node: the node, its disks and copies
-//	/v1/state?wait=30s  If-None-Match: ETAG     long poll: the state when its ETag
-//	                                            changes, or 304 after the wait
-//	/v1/images/NAME/copies                      model.Node with the copies of this image name
-//	                                            in all generations, observed after the
-//	                                            request arrived; with ?mark=NAME, each copy has a
-//	                                            hash of the secret of the mark NAME in its folder
-//	/v1/images/NAME/UUID/manifest?disk=DISK     the chunk file: a header with the
-//	                                            algorithm, and the hash of each chunk
-//	                                            (application/octet-stream)
-//	/v1/images/NAME/UUID/index?disk=DISK        the index (package caibx), if the copy has one
-//	/v1/images/NAME/UUID/data?disk=DISK         the bytes of the image; with
-//	                                            Range: bytes=FROM-TO, one range of them
-//	/v1/images/NAME/UUID/data?disk=DISK&proof=chunk   with Range: exactly one chunk, which
-//	                                            the node reads past the page cache and
-//	                                            verifies, as the proof that it has the bytes
-//
-// Values that change all the time, such as free space and progress, are part of a state but do not
-// change its ETag. A wait is limited to one minute. A state is compressed for clients that accept
-// gzip.
-//
-//	400  invalid request
-//	404  the node does not have the copy
-//	409  the copy is not ready, is leaving, or has no chunk manifest
-//	416  the range is outside the file
-//	429  the sending limit is reached (three at a time for each image); Retry-After says
-//	     when to try again
-//	503  the node has not observed its disks yet, is overloaded, or shuts down
-//
-// The server closes the connection when a receiver does not read, and when the file changes or the copy is
-// withdrawn during the send. It also closes the connection of a receiver that reads slowly for more than a
-// minute while other requests get a 429.
-//
-// # Downloads
-//
-// Users, browsers and other programs download an image with
-//
-//	/v1/images/NAME/download                    the declared generation, or generation ?uuid=UUID
-//	/v1/images/NAME/download?compress=gzip      compressed while it is sent; or zstd
-//
-// These routes support GET and HEAD, one range, If-Range and If-None-Match. A request for several
-// ranges gets the whole file. The ETag is strong: it is the SHA-512 of the image, which is also in
-// Repr-Digest. The file name is NAME.raw or NAME.qcow2, with .gz or .zst appended if it is compressed.
-// The compressed form is a different file and has no ranges, ETag or length. It therefore has its own
-// address, and Accept-Encoding has no effect: browsers always send this header, and could not resume a
-// download if it selected the compressed form. Downloads and peers share the sending limit. Each chunk
-// is verified before it is sent: if a chunk does not match the chunk manifest, the server closes the
-// connection and requests the verification of the copy.
+// docs/http-api.md has the requests of peers and the downloads of images by users, with all responses. The ETag of a state
+// leaves out what changes all the time, such as free space and progress. The compressed form of a download has its own address
+// and no ETag: browsers always send Accept-Encoding, and could not resume a download if it selected the compressed form.
+// Downloads and peers share the sending limit.
 //
 // # Pulling an image
 //

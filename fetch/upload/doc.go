@@ -1,13 +1,6 @@
 // Package upload receives images from users. It contains a server of tus 1.0, an open protocol for
-// resumable uploads, and a client.
-//
-//	POST /v1/uploads        creates a Session; a job opens its partial file    201, Location
-//	PATCH /v1/uploads/ID    appends its body to the partial file               204, Upload-Offset
-//	HEAD /v1/uploads/ID     number of received bytes, to resume an upload         200, Upload-Offset
-//	  (the response to the last PATCH is sent when the image is committed, or the upload has failed)
-//	DELETE /v1/uploads/ID   discards the partial file                          204
-//	OPTIONS                 what is supported: core, creation, creation-with-upload,
-//	                        creation-defer-length, termination, checksum, expiration
+// resumable uploads, and a client. docs/http-api.md has the requests. POST creates a Session, whose job opens the partial file;
+// the response to the last PATCH is sent when the image is committed, or the upload has failed.
 //
 // # Promises
 //

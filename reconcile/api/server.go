@@ -182,18 +182,14 @@ func (s server) routes() []route {
 		all = append(all, route{path, get, auth.RolePeer, peers.ServeHTTP})
 	}
 	all = append(all, route{"/v1/images/{name}/download", getOrHead, auth.RolePeer, peers.ServeHTTP})
-	for _, page := range s.site().Routes() {
-		all = append(all, route{page.Pattern, page.Methods, auth.RoleNone, page.Handler})
-	}
-	return all
-}
-
-// site returns the web page.
-func (s server) site() *web.Site {
-	return web.New(web.Options{
+	site := web.New(web.Options{
 		View: s.loop.View, NextRound: s.loop.NextRound, Status: s.loop.Status, Prefix: s.options.WebPrefix, Dir: s.options.ConfigDir,
 		Auth: s.auth, IsDeclared: s.isDeclared,
 	})
+	for _, page := range site.Routes() {
+		all = append(all, route{page.Pattern, page.Methods, auth.RoleNone, page.Handler})
+	}
+	return all
 }
 
 // handler returns the handler of all routes. It does not wrap the ResponseWriter of a

@@ -162,7 +162,8 @@ func setDisk(st *session, in input) error {
 	case err != nil:
 		return err
 	case free >= 0:
-		st.world.setFree(in.disk, free)
+		st.world.at(in.disk).SetFree(free)
+		st.world.changed()
 	case word == "":
 		return errors.New("write gone, back or free=SIZE")
 	}
@@ -219,7 +220,8 @@ func setSource(st *session, in input) error {
 	if err := errors.Join(errs[:]...); err != nil {
 		return err
 	}
-	st.world.setSource(id.Name, s)
+	st.world.sources[id.Name] = s
+	st.world.changed()
 	return nil
 }
 

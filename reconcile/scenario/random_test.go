@@ -91,7 +91,8 @@ func (r dice) apply(w *world) (event string) {
 		w.setAttached(key.Disk, there)
 		return fmt.Sprintf("%s attached=%t", key.Disk, there)
 	case 2:
-		w.setFree(key.Disk, pick(r, int64(0), 1<<30, 6<<30, 100<<30))
+		w.at(key.Disk).SetFree(pick(r, int64(0), 1<<30, 6<<30, 100<<30))
+		w.changed()
 		return fmt.Sprintf("%s free=%d", key.Disk, w.at(key.Disk).Free())
 	case 3:
 		if state := pick(r, model.Ready, model.Ready, model.Failed, model.Unknown); !there {

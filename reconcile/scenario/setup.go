@@ -99,18 +99,6 @@ func (w *world) setAttached(ref ident.DiskRef, attached bool) {
 	w.observeAll() // the time for which the disk has a problem begins now
 }
 
-// setFree sets the free bytes of a disk.
-func (w *world) setFree(ref ident.DiskRef, bytes int64) {
-	w.at(ref).SetFree(bytes)
-	w.changed()
-}
-
-// setSource sets the behaviour of the source of an image.
-func (w *world) setSource(image string, s source) {
-	w.sources[image] = s
-	w.changed()
-}
-
 // putCopy puts a copy on a disk, or removes it if c is nil. It does not change the free space.
 func (w *world) putCopy(ref ident.CopyRef, c *simulation.Copy) {
 	d := w.at(ref.Disk)
