@@ -18,8 +18,8 @@ func CopySource(c model.Copy) PartSource {
 	return PartSource{ID: "copy of " + c.SHA512.String(), Size: c.Size, Data: max(c.RealSize, 1)}
 }
 
-// Clone appends the chunks of image r from Offset on, and calls done with the length of each. It does so like AppendFrom,
-// but compares no hashes: Commit compares the digest of the whole image. Holes stay holes, and are not read.
+// Clone appends the chunks of image r from Offset on, and calls done(length) for each. Like AppendFrom it shares blocks, but
+// it compares no hashes: Commit compares the digest of the whole image. Holes stay holes, and are not read.
 func (p *Part) Clone(ctx context.Context, r *Reader, done func(int64)) error {
 	holes := extents{f: r.chunks.f}
 	for p.offset < r.Size() {
@@ -45,9 +45,9 @@ func (p *Part) Clone(ctx context.Context, r *Reader, done func(int64)) error {
 // AppendChunk hold. ErrDamaged: the bytes of r there do not match the hash, or cannot be read. Then
 // nothing was appended.
 //
-// Where the file system can, and the offset is a multiple of the block size, the chunk shares the blocks
-// of r: it uses no more space and is not written. Then the hash is compared with bytes that are read from
-// the partial file: the page cache may have good pages of r whose blocks are damaged on the disk.
+// The chunk shares the blocks of r if the file system can do that, and if the argument from is a multiple of the block size.
+// Then the chunk uses no more space and is not written. Its hash is compared with bytes that are read from the partial file,
+// because the page cache may have good pages of r whose blocks are damaged on the disk.
 func (p *Part) AppendFrom(r *Reader, from, length int64, hash ChunkHash) error {
 	return p.appendFrom(r, from, length, &hash)
 }

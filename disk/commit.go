@@ -253,7 +253,7 @@ func (s *replacement) run() error {
 	return fmt.Errorf("rename %s to %s: %w", partFile, imageFile, err)
 }
 
-// runWithoutFlags does the same as run on file systems that do not support the flags of renameat2. It
+// runWithoutFlags replaces the method run on file systems that do not support the flags of renameat2. It
 // cannot undo the rename, so it checks for users as late as possible.
 func (s *replacement) runWithoutFlags() error {
 	f, root := s.folder, s.folder.disk.root

@@ -206,8 +206,8 @@ func (d *Disk) Lock() (unlock func() error, err error) {
 
 // ReadOnly reports whether the file system of the disk is read-only. After an error, the kernel makes
 // some file systems read-only without a change of their flags. Therefore the caller reports failed
-// writes to WriteFailed. After such a report, each ReadOnly tries a write until a write succeeds. It
-// changes only the times of the disk's folder.
+// writes to WriteFailed. After such a report, each call of ReadOnly tries a write, until one succeeds. This write changes
+// only the times of the disk's folder.
 //
 // A disk with an EIO on a write is not read-only: a bad sector affects one file, and a repair rewrites
 // it.
@@ -238,8 +238,7 @@ func (m *mount) statfs() (st unix.Statfs_t, dir *os.File, err error) {
 	return st, dir, nil
 }
 
-// WriteFailed records the error of a write to the disk, for ReadOnly. It ignores all other errors,
-// and nil.
+// WriteFailed records, for ReadOnly, that a write to the disk failed with ErrReadOnly. It ignores every other error, and nil.
 func (m *mount) WriteFailed(err error) {
 	if errors.Is(err, ErrReadOnly) {
 		m.refused.Store(true)

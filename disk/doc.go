@@ -81,10 +81,10 @@
 //
 // # Removal
 //
-// Remove renames the folder aside, so that no new user finds the image. It checks for users once more, and
-// deletes the files. If a full file system has no space for the rename, it takes a write lease on the
-// image instead. The image is deleted first and the record last. So after a crash the
-// folder has no image that looks ready, and still belongs to this program.
+// Remove renames the folder aside, so that no new user finds the image. It checks once more for users, and for the mark of
+// the withdrawal. It renames the image to backing.removed, checks the mark again, and deletes the image first and the record
+// last. If a full file system has no space to rename the folder, Remove takes a write lease on the image instead. After a
+// crash the copy is restored whole, or the image is gone. In both cases the folder still belongs to this program.
 //
 // # Repair
 //

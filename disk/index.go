@@ -63,8 +63,8 @@ func (p *partFolder) Room() (int64, error) {
 }
 
 // StoreIndex stores the index of the partial file. write receives an empty file and writes the index to it.
-// The index is durable when StoreIndex returns. It exists until Discard, DropIndex or Commit, or until Begin with a
-// source without an index. The bytes are not interpreted.
+// The index is durable when StoreIndex returns. It exists until Discard, DropIndex or Commit, or until a Begin whose source
+// has no index. The bytes are not interpreted.
 func (p *partFolder) StoreIndex(write func(*os.File) error) error {
 	root, name := p.folder.disk.root, p.folder.file(partTempFile)
 	f, err := p.createTemp()

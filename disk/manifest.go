@@ -304,7 +304,7 @@ func ReceiveManifest(f *os.File, r io.Reader, size int64, want ident.Digest) (*M
 
 func (m *Manifest) receive(r io.Reader) error {
 	if m.size <= 0 || m.digest.Algorithm() != ident.SHA256 {
-		return fmt.Errorf("no image of %d bytes has a manifest with the digest %s", m.size, m.digest.Short())
+		return fmt.Errorf("the image size %d or the manifest digest %s is invalid: the size must be positive, the digest a SHA-256", m.size, m.digest.Short())
 	}
 	length := model.ChunkFileSize(m.size)
 	n, err := io.Copy(m.f, io.LimitReader(r, length+1))

@@ -90,7 +90,7 @@ func (s *staleMarks) try(path string, remove func() error) error {
 	return err
 }
 
-// removeAgain tries the removals again that failed. It touches no other marks: they may be of running withdrawals, also of
+// removeAgain repeats the removals that failed. It touches no other marks: they may belong to running withdrawals, also of
 // other nodes.
 func (s *staleMarks) removeAgain() {
 	s.mu.Lock()

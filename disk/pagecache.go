@@ -85,8 +85,8 @@ func (p *cachedPages) prefetch(pieces ...Span) {
 	}
 }
 
-// residency has a byte for each page of a file, beginning with the page at the offset from. The lowest bit of the byte is 1 if
-// the page is in the page cache.
+// residency has a byte for each page of a file. The first byte is for the page at offset residency.from. Bit 0 of a byte is 1
+// if its page is in the page cache.
 type residency struct {
 	from  int64
 	pages []byte
@@ -140,7 +140,7 @@ func (p *cachedPages) add(s Span) {
 	p.added = append(p.added, s)
 }
 
-// drop drops the added pages except for the last bytes, as many as keep says. Pages that the kernel does
+// drop drops the added pages. It leaves the last ones: the argument keep is their size in bytes. Pages that the kernel does
 // not drop stay in p.added for the next attempt.
 func (p *cachedPages) drop(keep int64) {
 	spans, old := p.added, p.bytes-keep

@@ -296,7 +296,7 @@ func (p *Part) ReadFrom(r io.Reader) (int64, error) {
 func NewChunkBuffer() []byte { return alignedBuffer(ChunkSize) }
 
 // AppendChunk appends buf[:length] as the next chunk. The caller must have verified that the chunk has the
-// hash. If the hash is not of ChunkAlgorithm, AppendChunk computes another hash. Only the last chunk of an
+// hash. If the hash does not have the algorithm of the journal, another hash is computed. Only the last chunk of an
 // image may be shorter than ChunkSize. The last ReadFrom must have ended at the end of a chunk.
 //
 // AppendChunk keeps buf and returns another buffer, even with an error. buf must be from
@@ -589,8 +589,8 @@ func (w *partWriter) extend(size int64) error {
 	return w.file.Truncate(size)
 }
 
-// maxUnusable is the most space that a full file system is assumed to report as free although it cannot
-// be used. If it reports more, a quota is the cause, and more free space would not help.
+// maxUnusable: a full file system may report space as free that cannot be used. This is the most that is assumed. If the
+// file system reports more, a quota is the cause, and more free space would not help.
 const maxUnusable = 64 << 20
 
 // wrapNoSpace replaces an ErrNoSpace by a *NoSpaceError with the space that the whole image needs,

@@ -113,7 +113,7 @@ func (p *pipeline) put(c *chunk) {
 }
 
 // drain waits until the consumers have processed all chunks. owned is the number of chunks that the
-// caller got and did not put.
+// caller took with get, and did not return with put.
 func (p *pipeline) drain(owned int) error {
 	var idle []*chunk
 	defer func() {

@@ -55,9 +55,9 @@ func (d *Disk) Open(id ident.ID) (*Reader, error) {
 	}, nil
 }
 
-// OpenUncached is Open for a reader past the page cache: ReadAt returns what the medium has, also if the cache
+// OpenUncached is like Open, but its Reader reads past the page cache: ReadAt returns what the medium has, also if the cache
 // has bytes that the medium has lost. Send must not be called, and only one ReadAt may run at a time. If the file
-// system refuses direct reads, Direct returns false: pages that the kernel did not drop come from the cache.
+// system refuses direct reads, Direct returns false: then pages that the kernel did not drop come from the cache.
 func (d *Disk) OpenUncached(id ident.ID) (*Reader, error) {
 	c := d.Stat(id)
 	if c.State != model.Ready {
@@ -142,7 +142,7 @@ func (r *Reader) IsHole(from, to int64) bool {
 }
 
 // Send writes the bytes [from, to) to w in pieces that end at chunk borders. It uses sendfile if w
-// supports it. If the function before is not nil, Send calls it ahead of each piece and returns its error. Only
+// supports it. Unless before is nil, Send calls before() ahead of each piece, and returns its error. Only
 // one Send of a Reader may run at a time.
 func (r *Reader) Send(w io.Writer, from, to int64, before func() error) error {
 	if from < 0 || to > r.Size() || from > to {
@@ -188,8 +188,8 @@ type verifiedChunk struct {
 }
 
 // NewVerifyingReader returns a reader of the image id, which reads from r and compares with manifest m.
-// It caches the last chunks, as many as cached says, each in ChunkSize bytes of memory. For reading in
-// order, 1 is enough. The caller closes r and m after the last read.
+// cached is the number of chunks that it keeps, each in ChunkSize bytes of memory. To read in order, 1 is
+// enough. The caller closes r and m after the last read.
 func NewVerifyingReader(id ident.ID, r *Reader, m *Manifest, cached int) *VerifyingReader {
 	return &VerifyingReader{id: id, r: r, manifest: m, cached: make([]verifiedChunk, cached)}
 }

@@ -59,8 +59,8 @@ type Removal interface {
 
 // RemoveUnused removes an image unless it is in use. It checks this twice, and hides the image with
 // SetAside between the two checks. After SetAside no new user can find the image, and the second
-// check finds every user that started after the first check. Then the mark must still be there (U5). After an error it
-// calls PutBack.
+// check finds every user that started after the first check. Then the mark must still be there (U5). If one of these checks
+// or Delete fails after SetAside, RemoveUnused calls PutBack.
 func RemoveUnused(r Removal) error {
 	if err := r.CheckUnused(false); err != nil {
 		return err
@@ -85,8 +85,8 @@ func RemoveUnused(r Removal) error {
 
 // Remove deletes the files of this program in the folder of id, and then the folder. It does not
 // delete other files: if there are any, or if the folder has no record, Remove keeps the folder and
-// returns an error. m is the mark of the withdrawal; zero: it has none. The functions in checks are called after the folder was
-// renamed, and after an error of one, the image stays.
+// returns an error. m is the mark of the withdrawal; zero: it has none. Remove calls the functions in checks after it has
+// renamed the folder. If one of them returns an error, the image stays.
 //
 // *InUseError: the image is in use (see RemoveUnused). ErrMarkGone: the mark was removed meanwhile.
 func (d *Disk) Remove(id ident.ID, m Mark, checks ...func() error) error {
@@ -229,8 +229,8 @@ func (r *folderRemoval) Delete() error {
 
 // hideImage renames the image in the folder that was set aside. Another node with the same folder may start at any moment. It
 // then restores the names, and counts on the image, even while this process is about to open the folder or to delete a file in
-// it. So an image is not deleted by its name: if the other node started before the rename, the folder is not aside any more,
-// and if it starts later, it takes the hidden name away. hidden is false if there is no space for the rename.
+// it. Therefore only an image with the hidden name is deleted. If the other node started before the rename, the rename finds
+// no folder. If it starts later, it takes the hidden name away. hidden is false if there is no space for the rename.
 func (r *folderRemoval) hideImage() (hidden bool, err error) {
 	root := r.folder.disk.root
 	switch err := noSpace(root.Rename(path.Join(r.now, imageFile), path.Join(r.now, hiddenFile))); {
@@ -297,7 +297,7 @@ func removeOwnFiles(root *os.Root, folder string, images []string) error {
 }
 
 // restoreRemoved restores the names of folders and images whose removal a crash interrupted. The next plan
-// contains the action for the remaining files. The marks in these folders go with the removals: nothing else removes them.
+// contains the action for the remaining files. It also removes the marks in these folders, because nothing else would.
 func restoreRemoved(root *os.Root, marks *staleMarks) error {
 	entries, err := imageEntries(root)
 	if err != nil {

@@ -19,9 +19,9 @@ type FetchChunk func(ctx context.Context, n int64, hash ChunkHash, buf []byte) (
 
 // Repair repairs the image of a failed copy, or of a ready copy with a media error (IsMediaError). It
 // reads the image once. A chunk that cannot be read or does not match the manifest of the copy is
-// fetched, compared with the manifest, and rewritten in place. The returned copy is Ready if the whole
-// file then has the established digest, and also the digest want unless want is zero. Repair calls
-// progress with the length of each chunk.
+// fetched, compared with the manifest, and rewritten in place. The returned copy is Ready if the whole file then has the
+// established digest. If want is not zero, the file must also have the digest want. Repair calls progress with the length
+// of each chunk.
 //
 // Readers may have the image open. Errors include ErrNoManifest: the copy has no usable manifest;
 // ErrModified: another process writes to the file; *ChecksumError: all chunks match but the whole

@@ -264,8 +264,8 @@ func hasEnded(root *os.Root, replica string, last user) bool {
 	}
 }
 
-// fileSystemOf returns an id of the file system of a folder, which stays after a restart of the machine, and the inode of
-// the folder. The id "" means the file system of the disk, which the uuid of the disk identifies.
+// fileSystemOf returns the inode of a folder, and an id of its file system. The id stays the same after a restart of the
+// machine. The id "" means the file system of the disk, which the uuid of the disk identifies.
 func fileSystemOf(root *os.Root, folder string) (id string, inode uint64, err error) {
 	f, err := root.OpenFile(folder, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NONBLOCK, 0)
 	if err != nil {

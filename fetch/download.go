@@ -43,8 +43,8 @@ type source interface {
 	get(ctx context.Context, q rangeRequest) (*response, error)
 }
 
-// rangeRequest requests the bytes from offset on. If offset is not 0, the response must be of the
-// requested version of the file: the file must have the length total, and match validator.
+// rangeRequest requests the bytes from offset to end. If it is partial (isPartial), the response must be of the requested
+// version of the file: the file must have the length total, and match validator.
 type rangeRequest struct {
 	offset    int64
 	end       int64  // end of the requested range; 0: the end of the file

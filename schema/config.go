@@ -60,7 +60,8 @@ type Settings struct {
 	// already has this default.
 	MinNumberOfCopies int `json:"minNumberOfCopies"`
 	// ConcurrentReplenishPerNodeLimit limits how many jobs of each kind a node runs at the same time: deletions, verifications for
-	// other nodes, copies that replicas need, all other jobs. Uploads have no limit. 0: one at a time, and no syncs.
+	// other nodes, copies that replicas need, all other jobs. Uploads and scrubs do not count. 0: one at a time, and only
+	// first copies are created.
 	ConcurrentReplenishPerNodeLimit int        `json:"concurrentReplenishPerNodeLimit"`
 	PruneLimit                      PruneLimit `json:"pruneLimit"`
 	// PruneConfirmed are the orphans that may be deleted although PruneLimit is exceeded. It is sorted and never nil.

@@ -13,8 +13,8 @@ func buzhash(window *[windowSize]byte) (h uint32) {
 	return h
 }
 
-// leavingTable has the numbers of buzhashTable, rotated once for each byte of the window. So they are
-// in the hash when their byte leaves the window.
+// leavingTable has the numbers of buzhashTable, rotated once for each byte of the window. A number has been rotated that
+// often in the hash when its byte leaves the window.
 var leavingTable = func() (t [256]uint32) {
 	for i, n := range buzhashTable {
 		t[i] = bits.RotateLeft32(n, windowSize)

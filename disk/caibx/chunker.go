@@ -81,8 +81,8 @@ func (c *Chunker) restart() bool {
 	return true
 }
 
-// scan moves the window over the entering bytes. The bytes of leaving leave the window. scan returns
-// how many bytes belong to the chunk, and whether the chunk ends with them.
+// scan moves the window: for each byte of entering that enters it, a byte of leaving leaves it. scan returns
+// how many bytes of entering belong to the chunk, and whether the chunk ends with them.
 func (c *Chunker) scan(entering, leaving []byte) (n int, end bool) {
 	h, cut := c.hash, c.cut
 	leaving = leaving[:len(entering)]
@@ -114,8 +114,8 @@ func newCutTest(d uint32) cutTest {
 	return t
 }
 
-// maybe reports whether the hash may be d-1 modulo d. It is never wrong with false. It is wrong with
-// true only for a hash of 2^32-1.
+// maybe reports whether the hash may be d-1 modulo d. The result false is always right. The result true is wrong only for a
+// hash of 2^32-1.
 func (t cutTest) maybe(h uint32) bool { return bits.RotateLeft32((h+1)*t.inverse, -t.shift) <= t.limit }
 
 // at reports whether the hash is d-1 modulo d.

@@ -97,7 +97,7 @@ func (u *Unpacker) unpack(chunk, packed []byte) error {
 	case bytes.HasPrefix(packed, []byte(zstdMagic)):
 		got, err := u.zstd.DecodeAll(packed, chunk[:0:len(chunk)])
 		if err == nil && len(got) != len(chunk) {
-			err = fmt.Errorf("they unpack to %d bytes, not %d", len(got), len(chunk))
+			err = fmt.Errorf("the chunk unpacks to %d bytes, not %d", len(got), len(chunk))
 		}
 		return err
 	case bytes.HasPrefix(packed, []byte(gzipMagic)):
@@ -111,5 +111,5 @@ func (u *Unpacker) unpack(chunk, packed []byte) error {
 		}
 		return exactly.Read(u.xz, chunk)
 	}
-	return errors.New("neither zstd nor gzip nor xz has packed them")
+	return errors.New("the chunk is not packed by zstd, gzip or xz")
 }

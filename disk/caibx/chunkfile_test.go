@@ -25,8 +25,8 @@ func TestUnpackChunksOfCasync(t *testing.T) {
 	id, want := fixtureID(t), fixture(t, "chunks/plain")
 	reasons := map[string]string{
 		"zstd": "", "gzip": "", "xz": "",
-		"bomb": "output bigger", "empty-file": "neither zstd nor gzip nor xz", "flipped": "the id of the 11684 bytes is",
-		"html": "neither zstd nor gzip nor xz", "plain": "neither zstd nor gzip nor xz", "truncated": "unexpected EOF",
+		"bomb": "output bigger", "empty-file": "not packed by zstd, gzip or xz", "flipped": "the id of the 11684 bytes is",
+		"html": "not packed by zstd, gzip or xz", "plain": "not packed by zstd, gzip or xz", "truncated": "unexpected EOF",
 		"wrong-bytes": "the id of the 11684 bytes is", "wrong-length": "decompressed size",
 	}
 	files, err := os.ReadDir("testdata/chunks")

@@ -116,7 +116,7 @@ func isDescriptor(text []byte) bool {
 // packed are types of files that users often declare as an image by mistake. No program opens them as
 // a disk of another format. The boot code of a raw disk may begin with a short signature by chance. Here
 // a short signature also has the bytes that follow it in every real file, such as gzip's method or bzip2's
-// first block. Binary cpio and other levels of compress have only 2 bytes: they are not recognised.
+// first block. Binary cpio, and other levels of the program compress, have only 2 bytes: they are not recognised.
 var packed = []signature{
 	{"\x1f\x8b\x08", 0, Type{"packed with gzip", hintUnpack}},
 	{"\xfd7zXZ\x00", 0, Type{"packed with xz", hintUnpack}},

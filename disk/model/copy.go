@@ -78,7 +78,8 @@ type Copy struct {
 	PartTotal int64    `json:"partTotal,omitempty"` // size of the complete file; 0: not known
 	PartKind  PartKind `json:"partKind,omitempty"`  // the source of the partial file
 
-	// UsedBy describes the replica on its disk that names the copy, or the process that has it open; "": there is none.
+	// UsedBy describes the replica on its disk that names the copy, or the process that has it open; "": none is known. Open
+	// files are looked for only if the copy is surplus.
 	UsedBy string `json:"usedBy,omitempty"`
 	// Leaving: the copy is withdrawn and may be deleted at any moment. No node counts on it.
 	Leaving bool `json:"leaving,omitempty"`

@@ -11,10 +11,11 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
-// Version is the version of the formats of this package. Programs with different versions do not exchange data.
+// Version is the version of the format in which a Node is encoded, for other nodes and in status documents. A reader rejects
+// every other version.
 const Version = 1
 
-// VersionError is the problem of data in another version of its format. action is what to do.
+// VersionError is the error for data whose format has another version than this program supports. action is what to do.
 func VersionError(found, supported int, action string) error {
 	return fmt.Errorf("it has version %d of the format, and this program has version %d: %s", found, supported, action)
 }
@@ -36,8 +37,8 @@ type Node struct {
 	Conditions []Condition `json:"conditions,omitempty"`
 
 	// Partial and Omitted say what the reader of another node's state left out. Partial is true if it left out disks that are not
-	// declared, or copies that nobody needs beyond the number that it keeps. Omitted is the number of orphans and copies of other
-	// generations about which the reader knows nothing.
+	// declared, or copies that nobody needs, because there are more of them than it keeps. Omitted is the number of orphans and
+	// copies of other generations about which the reader knows nothing.
 	Partial bool `json:"-"`
 	Omitted int  `json:"-"`
 }

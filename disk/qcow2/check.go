@@ -167,8 +167,8 @@ type table struct {
 	offset, entries, entrySize int64
 }
 
-// entries calls visit with each non-zero entry of a table and its index. The argument second is the
-// second half of an entry of 16 bytes.
+// entries calls visit(i, first, second) for each non-zero entry i of a table. second is the second half of
+// an entry of 16 bytes.
 func (c *checker) entries(t table, buffer []byte, visit func(i int64, first, second uint64) error) error {
 	size := t.entries * t.entrySize
 	if c.left -= size; c.left < 0 {

@@ -226,9 +226,9 @@ func (h *header) standardOffset(entry uint64) (int64, error) {
 	return int64(host), nil
 }
 
-// subcluster shortens extent e, so that it ends before the first subcluster of another kind. Before,
-// e is the rest of a cluster, skip bytes after its start. The bitmap at offset determines the kinds: its
-// low 32 bits are the subclusters with data, its high 32 bits the subclusters of zeros.
+// subcluster shortens extent e, so that it ends before the first subcluster of another kind. The argument e is the end of a
+// cluster: it begins skip bytes after the start of the cluster. The bitmap at offset determines the kinds: its low 32 bits
+// are the subclusters with data, its high 32 bits the subclusters of zeros.
 func (m *Image) subcluster(e extent, offset, host, skip int64) (extent, error) {
 	bitmap, err := m.tables.entry(offset)
 	if err != nil {

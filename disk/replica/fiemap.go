@@ -52,7 +52,7 @@ type fiemap struct {
 // errNoExtents: FIEMAP is needed to find the preallocated parts of a file, which hide older data.
 var errNoExtents = errors.New("the file system does not support FIEMAP")
 
-// read appends the next extents of f to list, beginning at the offset in from. It also returns the
+// read appends the next extents of f to list, beginning at the offset from. It also returns the
 // offset up to which the list is complete.
 func (m *fiemap) read(f *disk.File, from int64, list []extent) ([]extent, int64, error) {
 	m.header = fiemapHeader{start: uint64(from), length: maxOffset, flags: fiemapSync, count: batch}

@@ -200,7 +200,7 @@ func (s *scheduler) length(r *request) int64 {
 	return min(length, share/disk.ChunkSize*disk.ChunkSize)
 }
 
-// nextSecond requests the segment for which Run waits from a second provider, if the first request takes much longer than
+// nextSecond requests, from a second provider, the segment for which Run waits, if the first request takes much longer than
 // the second provider needs. The request that delivers first wins, and the other request ends. So no provider can hold up
 // the transfer, and at most one segment is received twice.
 func (s *scheduler) nextSecond(r *request) (again time.Duration, _ *request) {

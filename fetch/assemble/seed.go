@@ -18,8 +18,8 @@ type Seed struct {
 	Manifest *disk.Manifest // of the same copy
 	// Index is the index of the copy; nil: none. A plan may close it.
 	Index *os.File
-	// Cut allows a plan to compute an index from the bytes if Index is nil, or has other sizes of chunks. This reads and
-	// hashes the whole copy.
+	// Cut allows a plan to compute an index from the bytes, if Index is nil or has chunks of other sizes than the index of
+	// the new image. This reads and hashes the whole copy.
 	Cut bool
 	// Damaged is called once if the copy does not have the bytes of its manifest. It must not block.
 	Damaged func()

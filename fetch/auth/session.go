@@ -115,7 +115,7 @@ func cookieName(r *http.Request) string {
 }
 
 // Session returns the session of the sender of a request, and false if it has none. It does not check whether a foreign
-// page can cause the request: Authorize does.
+// page may have caused the request: Authorize does.
 func (a *Authorizer) Session(r *http.Request) (Session, bool) {
 	s, _, ok := a.session(r, time.Now())
 	return s, ok
@@ -251,9 +251,9 @@ func (g *guesses) wait(from netip.Prefix, now time.Time) time.Duration {
 	return max(0, time.Duration(missing*float64(guessInterval)))
 }
 
-// guessesOf returns the network that a wrong token in a request counts for, and its counter. A proxy on this machine
-// writes the address of its caller to the end of X-Forwarded-For. A process of this machine that sends a false header
-// gains nothing, because the HTTP API has no limit. It locks out nobody who does not use the proxy.
+// guessesOf returns the network for which a wrong token in a request counts, and its counter. A proxy on this machine
+// writes the address of its caller to the end of X-Forwarded-For. A local process can send a false header. It gains no
+// guesses by that, because wrong tokens in the HTTP API are not limited at all. It can only lock out users of the proxy.
 func (a *Authorizer) guessesOf(r *http.Request) (*guesses, netip.Prefix) {
 	if forwarded := r.Header.Values("X-Forwarded-For"); len(forwarded) > 0 && isLocalAddress(r.RemoteAddr) {
 		last := forwarded[len(forwarded)-1]

@@ -57,8 +57,7 @@ func (b *Backup) Digest() ident.Digest {
 // length returns the length of the block at offset, in bytes.
 func (b *Backup) length(offset int64) int { return int(min(blockSize, b.Size-offset)) }
 
-// cfgFile is the content of a cfg. Its keys have the order in which Longhorn writes them, as compact
-// JSON without a newline at the end.
+// cfgFile is the content of a cfg. It is compact JSON without a final newline, with the keys in Longhorn's order.
 type cfgFile struct {
 	Name              string
 	Size              int64 `json:",string"`

@@ -173,8 +173,8 @@ func (s *List) Malformed() error {
 // ErrListedTwice.
 //
 // The name of the image is the last element in a path that the list has: ".../a.iso/download" is a.iso.
-// An entry that counts without this name is of the packed file, unless the name of the list indicates the unpacked file
-// (a.raw.sha256 for a.raw.xz).
+// If no entry has this name, but a single entry counts (see Naming), its digest is that of the image on the server. There is
+// one exception: a list with the name of the unpacked file (a.raw.sha256 for a.raw.xz) has the digest of the unpacked file.
 func (s *List) Find(list string, paths []string, packed bool, without Naming) (found Listed, err error) {
 	folder, name, base := path.Dir(list), path.Base(list), path.Base(paths[0])
 	for _, file := range paths {

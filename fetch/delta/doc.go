@@ -17,9 +17,9 @@
 // # Promises
 //
 //  1. The index never decides which bytes are right. Each chunk from the network is compared with its id in the index;
-//     each chunk of a seed is compared with the seed's own chunk manifest, and the index of the seed tells its id. The
-//     digest of the whole file, which disk.Part.Commit compares, decides.
-//  2. An index or a store that is missing, damaged or about other bytes does not fail the download: Into then
+//     each chunk of a seed is compared with the seed's own chunk manifest, and the chunk's id comes from the seed's index.
+//     The digest of the whole file, which disk.Part.Commit compares, decides.
+//  2. An index or a store that is missing or damaged, or that describes other bytes, does not fail the download: Into then
 //     downloads the whole file, and warns once. It keeps the bytes up to the last boundary of 1 MiB before the first
 //     difference, if all of them matched the index. The chunk that shows the difference is transferred twice.
 //  3. The memory does not depend on the size of the image or of the index. Indexes are mapped temporary files

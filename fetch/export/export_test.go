@@ -223,7 +223,7 @@ func TestFindChoosesReplica(t *testing.T) {
 		}, "v-00000002 on b"},
 		{"an attached volume", "", func(a, b *disk.Disk) []volume {
 			return []volume{{disk: a, folder: "v-00000001", more: dirty}}
-		}, "volume v: replica v-00000001 on a: the volume is attached, or was not detached cleanly: take a snapshot and name it as snapshotName, or detach the volume"},
+		}, "volume v: replica v-00000001 on a: the volume is attached, or was not detached cleanly: take a snapshot and declare its name in snapshotName, or detach the volume"},
 		{"a stale head and an attached volume", "", func(a, b *disk.Disk) []volume {
 			return []volume{{disk: b, folder: "v-00000002", revision: 9, more: dirty}, {disk: a, folder: "v-00000001", revision: 8}}
 		}, "replica v-00000001 on a may have older data"},

@@ -65,7 +65,7 @@ func Find(c *fetch.Client, disks map[string]*disk.Disk, r Request) (*Source, err
 func withHint(err error) error {
 	switch {
 	case errors.Is(err, replica.ErrAttached):
-		return fmt.Errorf("%w: take a snapshot and name it as snapshotName, or detach the volume", err)
+		return fmt.Errorf("%w: take a snapshot and declare its name in snapshotName, or detach the volume", err)
 	case errors.Is(err, replica.ErrRemoved):
 		return fmt.Errorf("%w: declare another snapshot", err)
 	}

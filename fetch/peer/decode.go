@@ -24,7 +24,7 @@ const (
 	maxSize    = 1 << 50
 	maxSpace   = 1 << 60 // bytes of a disk
 	// maxElement limits the JSON that is in memory at once: a copy, or another value that is decoded. A real
-	// copy has a few texts and 1 KiB of other fields; newer versions may add fields.
+	// copy has a few texts and 1 KiB of other fields; newer releases may add fields.
 	maxElement = 64 << 10
 )
 

@@ -271,8 +271,8 @@ func (p *Pull) Manifest(ctx context.Context, receive ManifestReceiver) (*disk.Ma
 
 var errNoManifest = errors.New("no chunk manifest yet")
 
-// receiveManifest receives the manifest from the first source that delivers it. It gives up when giveUpAfter has passed
-// since its start, or since the last response of a busy source in the first hour.
+// receiveManifest receives the manifest from the first source that delivers it. It gives up giveUpAfter after its start.
+// During the first hour, each response "busy" starts that time again.
 func (t *transfer) receiveManifest(ctx context.Context, receive ManifestReceiver) (*disk.Manifest, error) {
 	health, begun := &t.pull.health, time.Now()
 	patient := begun

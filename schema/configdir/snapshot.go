@@ -66,12 +66,11 @@ func (s Snapshot) Digest() ident.Digest {
 }
 
 // Read reads the config directory dir. It skips names that begin with a dot. It follows symlinks within the directory, and
-// reads each file and folder once, however many symlinks lead to it. If the directory changes meanwhile, the result may be a mix
-// of two states: only what two reads agree on was there at one moment (ReadTwice, Debouncer).
+// reads each file and folder once, however many symlinks lead to it. If the directory changes meanwhile, the result may mix
+// two states. Content is known to have existed at one moment only if two reads return the same (ReadTwice, Debouncer).
 //
-// A file that cannot be read is an error in its File. Read fails if the directory is
-// missing, unreadable or too large, or if a name in it disappears while it is read. After an error, the Snapshot has
-// only Busy. An empty directory is not an error.
+// A file that cannot be read is an error in its File. Read fails if the directory is missing, unreadable or too large, or if
+// a name in it disappears while it is read. After an error, only the field Busy is valid. An empty directory is not an error.
 func Read(dir string) (s Snapshot, err error) {
 	t, err := openTree(dir)
 	if err != nil {

@@ -14,16 +14,16 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema/configdir"
 )
 
-// Write replaces the content of files of a config directory. The argument before is the directory as it was read. If one of the
-// files has another content now, or cannot be written, no file changes. Only a failure between two renames changes some of the
-// files. Then each file has its old or its new content.
-func Write(dir string, before configdir.Snapshot, files []configdir.File) error {
+// Write replaces the content of files of a config directory. old is the directory as it was read. If one of the files has
+// another content now, or cannot be written, Write returns an error. Either all files change or none, with one exception:
+// after a failure between two renames, some have the new content and the others the old.
+func Write(dir string, old configdir.Snapshot, files []configdir.File) error {
 	var prepared []*atomicfile.File
 	var err error
 	for _, f := range files {
-		i := slices.IndexFunc(before.Files, func(old configdir.File) bool { return old.Path == f.Path })
+		i := slices.IndexFunc(old.Files, func(o configdir.File) bool { return o.Path == f.Path })
 		var r *atomicfile.File
-		if r, err = prepare(dir, before.Files[i], f.Data); err != nil {
+		if r, err = prepare(dir, old.Files[i], f.Data); err != nil {
 			err = fmt.Errorf("write %s: %w", f.Path, err)
 			break
 		}

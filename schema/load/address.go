@@ -123,7 +123,7 @@ func (p place) backupURL(text string) {
 	case ident.CheckName(name) != nil:
 		p.report(fmt.Sprintf("invalid backup URL: %v", ident.CheckName(name)), "")
 	case len(values) > 1 && !strings.HasPrefix(target, "nfs:"): // nfs has options of Longhorn
-		p.report("invalid backup URL: its query has more than backingImage", "remove the other parameters")
+		p.report("invalid backup URL: its query has other parameters than backingImage", "remove the other parameters")
 	}
 }
 

@@ -216,8 +216,8 @@ func leaveOut(fields map[string]any, at document.Path) {
 	}
 }
 
-// errorPaths returns the paths of the errors of CUE, each once. The messages of CUE
-// contain the schema, so explain writes others.
+// errorPaths returns the paths of the errors of CUE, each once. The messages of CUE contain the schema, so the function
+// explain replaces them.
 func errorPaths(err error, root *document.Value) []document.Path {
 	var paths []document.Path
 	for _, e := range errors.Errors(err) {

@@ -209,10 +209,10 @@ func (m *merger) defineByReference(l *Loader, afterUnread bool) {
 	}
 }
 
-// definingReference returns the reference that defines the image, or nil. Only references that
-// have more than a name count. It returns the first one with a checksum, by file and line, so that
-// a declared checksum always applies. Without any checksum, it returns the first one. A broken
-// reference defines the image if it is the first one, or in the file of the last valid definition.
+// definingReference returns the reference that defines the image, or nil. Only references that have more than a name count.
+// It returns the first one with a checksum, by file and line, so that a declared checksum always applies. Without any
+// checksum, it returns the first one. A broken reference counts like one with a checksum if no usable one precedes it, or if
+// it is in the file of the last valid definition.
 func definingReference(refs []*definition, last *definition) (first *definition) {
 	for _, d := range refs {
 		broken := len(d.allProblems()) > 0

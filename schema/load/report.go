@@ -43,7 +43,7 @@ func (f fields) notify() *schema.Notify {
 }
 
 // checkDestination checks the setting report or notify against the other settings and the nodes. For example, two nodes must
-// not write the same document. It reports whether it replaced or removed the definition of the setting in force.
+// not write the same document. It reports whether it replaced or removed the definition that is in force for the setting.
 func (m *merger) checkDestination(l *Loader, setting string) (changed bool) {
 	k := key{settingsSection, setting}
 	reject := func(d *definition) *document.Problem {

@@ -172,7 +172,7 @@ func (found machineImages) findBackingImage(m *machineImage) {
 			m.defined, m.image = d, name
 			if id := d.imageID(); id != "" && found.byID[id] != nil {
 				m.problem = &document.Problem{Path: namePath, Message: fmt.Sprintf("has the BackingImage %q by its name, but the annotation %s says %q", name, imageIDAnnotation, document.Printable(id)),
-					Hint: "correct the annotation, or remove one of the VirtualMachineImages", Also: d.Pos}
+					Hint: fmt.Sprintf("correct the annotation, or remove the VirtualMachineImage %q or %q", document.Printable(m.id()), document.Printable(id)), Also: d.Pos}
 			}
 			return
 		}

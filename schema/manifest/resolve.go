@@ -21,10 +21,10 @@ type resolver struct {
 	resolved       map[*File]*File // the result
 }
 
-// Resolve combines the VolumeSnapshots of all files with their classes and claims, and the
-// VirtualMachineImages with their BackingImages and claims. It returns what each file declares with that in addition, and what its
-// manifests of CDI declare. wasDeclared reports whether a VolumeSnapshot declared an image at the last load. Such a
-// VolumeSnapshot still declares it while a file that may contain its class cannot be read.
+// Resolve combines the VolumeSnapshots of all files with their classes and claims, and the VirtualMachineImages with their
+// BackingImages and claims. It returns, for each file, the declarations that these combinations add, and those of its CDI
+// manifests. wasDeclared reports whether a VolumeSnapshot declared an image at the last load. Such a VolumeSnapshot still
+// declares the image while a file that may contain its class cannot be read.
 func Resolve(files []*File, wasDeclared func(image string) bool) map[*File]*File {
 	r := resolver{
 		classes: map[string][]*snapshotClass{}, claims: map[string][]manifest{}, used: map[*document.Value]bool{},
@@ -73,8 +73,8 @@ func Resolve(files []*File, wasDeclared func(image string) bool) map[*File]*File
 // Combined returns how many manifests of the file may declare an image with others.
 func (f *File) Combined() int { return len(f.combined) - len(f.of(volumeClaimKind)) }
 
-// claimsOf returns the claims that are bound to a volume and have the name at a path of manifest m. If their
-// volumes differ, it also returns a problem. A manifest without a namespace may be in any namespace.
+// claimsOf returns the claims whose name is the text at the path at of m, and which are bound to a volume. If their volumes
+// differ, it also returns a problem. A manifest without a namespace may be in any namespace.
 func (r *resolver) claimsOf(m manifest, namespace string, at document.Path) (claims []*document.Value, problem *document.Problem) {
 	for _, claim := range r.claims[m.doc.TextAt(at...)] {
 		other := claim.doc.TextAt("metadata", "namespace")

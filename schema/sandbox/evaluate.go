@@ -151,8 +151,8 @@ var errNoTime = errors.New("is not evaluated yet: the .cue files of the director
 
 var errTooExpensive = fmt.Errorf("its evaluation takes more than %d seconds or %d MiB", childSeconds, childMemory>>20)
 
-// runChild starts a child, and calls the function each with the result of every unit that the child
-// evaluates. It returns the processor time of the child, and why further units have no result.
+// runChild starts a child. It calls each(result) for every unit that the child evaluates. It returns the processor time of
+// the child, and why further units have no result.
 func runChild(ctx context.Context, files []configdir.File, units []*Unit, limits Limits, each func(Result)) (used time.Duration, err error) {
 	if os.Getenv(childVariable) != "" {
 		return 0, errors.New("evaluate CUE: the program does not call sandbox.ChildMain")
