@@ -17,8 +17,8 @@
 //  2. A download never combines bytes of two versions of a file. A strong ETag or a
 //     Last-Modified date in the past identifies a version. If a declared digest is
 //     compared at the end, it is enough that the length is unchanged.
-//  3. A body that is shorter than the announced length is an error. A body without a marked
-//     end is also an error, because it may be truncated, unless a digest is declared.
+//  3. A body that is shorter than the announced length is an error. If no digest is declared,
+//     a body without a marked end is also an error, because it may be truncated.
 //  4. A download sends only GET requests, because an address that is signed for GET rejects HEAD.
 //  5. The hosts that package host names and addresses of this machine are rejected: in the declared
 //     address, after each redirect and after name resolution. Proxies of the environment

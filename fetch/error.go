@@ -26,8 +26,8 @@ const (
 	// Refused: the server rejected the request with any other 4xx status, or has no usable file now.
 	Refused
 	// BadSource: the file differs from the declaration, is damaged, is not an image, may be truncated, or has
-	// no valid signature. It is final: only another declaration helps, unless the server changes the file. In
-	// case the server has changed it, package job tries a download or a restore again, rarely.
+	// no valid signature. It is final until the declaration or the file on the server changes. Because the file
+	// may have changed, package job tries a download or a restore again, rarely.
 	BadSource
 	// NoSpace: the disk has no space for the image.
 	NoSpace
@@ -118,7 +118,7 @@ const maxRetryAfter = time.Hour
 var retryWait = backoff.Doubling{First: time.Minute, Max: 5 * time.Minute}
 
 // Backoff returns the delay before the next attempt after attempt+1 consecutive failures. If final is true,
-// an attempt with the same declaration has the same result, unless the server changes the file (BadSource) or
+// every attempt has the same result until the declaration changes, the server changes the file (BadSource), or
 // a person corrects the credentials (BadConfig). Package job may still try again, with delays of its own
 // (NextFailure). rnd, in [0, 1), shortens the delay by up to a fifth, so that nodes do not retry at the same
 // time. After NoSpace, check the free space again when the delay ends.

@@ -45,8 +45,8 @@ func (c *Client) findRoot(path string) (root, rel string, err error) {
 	return "", "", Errorf(BadConfig, "%s is not below an allowed folder (%s): allow its folder with --allow-file-root", path, strings.Join(c.FileRoots, ", "))
 }
 
-// openLocal opens a local path, if FileRoots or AllowAnyFile permits it. If every path is allowed, it calls anywhere.
-// Otherwise it calls below with the allowed folder and the path relative to it. An os.Root rejects links that leave it.
+// openLocal opens a local path, if FileRoots or AllowAnyFile permits it. If every path is allowed, it calls anywhere(path).
+// Otherwise it calls below(r, rel): r is the allowed folder, and rel is relative to it. An os.Root rejects links that leave it.
 func openLocal[T any](c *Client, path string, anywhere func(path string) (T, error), below func(r *os.Root, path string) (T, error)) (opened T, err error) {
 	path = filepath.Clean(path)
 	root, rel, err := c.findRoot(path)

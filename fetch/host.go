@@ -63,9 +63,9 @@ func checkIP(name string, ip netip.Addr) error {
 	return nil
 }
 
-// ownKind returns the kind of an address of this machine, and "" for all other addresses. list returns the
-// addresses of the network interfaces. It is called for each connection, because they change. If it fails,
-// as in a unit without AF_NETLINK, an address counts unless it certainly cannot be bound.
+// ownKind returns the kind of an address of this machine, and "" for all other addresses. It calls list() for
+// each connection, because the addresses of the network interfaces change. If list fails, as in a systemd unit
+// without AF_NETLINK, only an address that certainly cannot be bound is no address of this machine.
 func ownKind(ip netip.Addr, list func() ([]net.Addr, error)) host.Kind {
 	networks, err := list()
 	if err != nil {

@@ -237,8 +237,8 @@ func (i *packedInput) ReadByte() (byte, error) {
 	return b, err
 }
 
-// skip reads the rest. It reports whether the rest and the bytes before it, as many as last says, are zeros. A
-// negative last means that they are not.
+// skip reads the rest. It reports whether the rest and some bytes before it are zeros. last is the number of
+// these bytes; a negative last means that they are not zeros.
 func (i *packedInput) skip(last int) (zeros bool, err error) {
 	zeros = last >= 0 && i.last&(1<<(8*last)-1) == 0
 	for buf := make([]byte, 32<<10); ; {

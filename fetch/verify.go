@@ -38,7 +38,7 @@ type verification struct {
 }
 
 // ReadSignature reads the signature that r.Verify declares, and judges the signature of a list. It returns the request
-// to download with: digests that r does not declare come from the signed bytes of the list. If r.Verify is nil, it
+// for Download. The digests that r does not declare come from the signed bytes of the list. If r.Verify is nil, it
 // returns r.
 //
 // The errors are those of Download. Without a valid signature, the class is BadSource and the error wraps a
@@ -190,8 +190,8 @@ func (t *transfer) readSignedList(ctx context.Context, r Request, keys *signatur
 }
 
 // VerifyList returns the signed bytes of a list that was read from addr. If the list does not contain its signature,
-// read reads the signature from its address. Without a valid signature, the error wraps a *signature.Error. Other
-// errors are those of read, or an *Error for keys or an address.
+// VerifyList calls read with the address of the signature. Without a valid signature, the error wraps a *signature.Error.
+// Other errors are those of read, or an *Error for keys or an address.
 func (c *Client) VerifyList(v Verify, list []byte, addr string, read func(addr string) ([]byte, error)) (signed []byte, err error) {
 	keys, err := c.keys(v.Keys, v.Scheme)
 	if err != nil {

@@ -67,12 +67,12 @@ type Settings struct {
 	// PruneConfirmed are the orphans that may be deleted although PruneLimit is exceeded. It is sorted and never nil.
 	PruneConfirmed []ident.ID `json:"-"` // MarshalJSON encodes them
 	// FollowReplicas is the default of images. Image.FollowReplicas already has this default. MarshalJSON
-	// encodes only false, so that true leads to the config digest of versions without the field.
+	// encodes only false, so that true leads to the config digest of releases without the field.
 	FollowReplicas       bool        `json:"-"`
 	AllowLoopbackSources bool        `json:"allowLoopbackSources"`
 	Suspend              *Suspension `json:"suspend,omitempty"` // of everything; nil: none
 	// Verify says which images need a signature; nil: no image. It is encoded only if it is declared. Otherwise the
-	// config digest is that of versions without the field.
+	// config digest is that of releases without the field.
 	Verify *VerifyPolicy `json:"verify,omitempty"`
 	// Report is where each node puts its status document; nil: nowhere. It is encoded like Verify.
 	Report *Report `json:"report,omitempty"`

@@ -29,7 +29,7 @@ type Image struct {
 	Disks          []ident.DiskRef `json:"-"`              // MarshalJSON encodes them
 	BandwidthLimit int64           `json:"bandwidthLimit"` // bytes per second; 0: no limit
 	// KeepGenerations is how many older ready generations each disk keeps. 0 is not encoded, so that it
-	// leads to the config digest of versions without the field.
+	// leads to the config digest of releases without the field.
 	KeepGenerations int `json:"keepGenerations,omitempty"`
 	// FollowReplicas is true if each disk with a replica that needs the image is a desired disk. It already has
 	// the default of the settings. MarshalJSON encodes only false, for the reason of KeepGenerations.

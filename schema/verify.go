@@ -54,7 +54,7 @@ func (p VerifyPolicy) exempts(image string) bool {
 }
 
 // LacksVerify reports whether the settings require a signature that the image does not declare. A clone that is not
-// exempt lacks it if its source image lacks it or is not declared.
+// exempt lacks a signature if its source image lacks one or is not declared.
 func (c Config) LacksVerify(image string) bool {
 	p := c.Settings.Verify
 	if p == nil || !p.Required {

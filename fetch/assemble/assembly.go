@@ -40,7 +40,7 @@ type Assembly struct {
 	Health     *Health // of the providers
 	// Window returns how many bytes may be requested, or received and not yet appended.
 	Window func() int64
-	// ReserveAfter is the time without a byte from the other providers after which providers of the Reserve are used, too. 0:
+	// ReserveAfter: if the other providers send no byte for this time, providers of the Reserve are used, too. 0:
 	// they are used at once, but only while no other provider is free.
 	ReserveAfter time.Duration
 	// Patience is the time without a usable provider after which the transfer fails; 0: it never fails for this reason.
@@ -63,7 +63,7 @@ type Assembly struct {
 }
 
 // Run appends all bytes of the plan from an offset on. When ctx ends, it returns within one read. The errors are those of
-// the Sink, of Failed, and of Health.NoProvider. After an error of Failed or NoProvider, no requests begin. Run then appends
+// the Sink, of Failed, and of Health.NoProvider. After an error of Failed or NoProvider, no more requests begin. Run then appends
 // what precedes the first segment that no running request delivers, and returns the error.
 func (a *Assembly) Run(ctx context.Context, offset int64) error {
 	sending, cancel := context.WithCancel(ctx)

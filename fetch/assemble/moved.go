@@ -9,7 +9,7 @@ import (
 )
 
 // FindMoved makes a plan by a chunk manifest find chunks in the seeds at any place, by the indexes of the seeds and of the
-// image that part becomes. With cut, it may cut a seed without an index, which reads the whole seed. An error is the cause
+// image that part becomes. If cut is true, it may cut a seed without an index, which reads the whole seed. An error is the cause
 // of ctx; then FindMoved has closed the index.
 func (p *Plan) FindMoved(ctx context.Context, part *disk.Part, index *caibx.Table, cut bool) error {
 	if err := openIndexes(ctx, part, p.seeds, index.Header(), cut); err != nil {

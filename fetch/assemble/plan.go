@@ -195,8 +195,8 @@ func (s single) hash(int64) (Hash, error) { return s.Hash, nil }
 
 func (s single) locate(int64, Segment) (location, error) { return location{place: missing}, nil }
 
-// Blocks returns the plan of an image of size bytes in blocks of one length; the last block may be shorter. A block is missing
-// if isMissing says so, else zeros. The blocks have no hashes, so the providers have to verify the bytes.
+// Blocks returns the plan of an image of size bytes in blocks of one length; the last block may be shorter. Block n is missing
+// if isMissing(n) is true, and zeros if not. The blocks have no hashes, so the providers have to verify the bytes.
 func Blocks(size, length int64, isMissing func(n int64) bool) *Plan {
 	return &Plan{list: blocks{size, length, isMissing}}
 }

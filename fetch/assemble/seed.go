@@ -43,8 +43,8 @@ func newSeeds(all []Seed) (seeds []*seed) {
 	return seeds
 }
 
-// openIndexes opens an index with the header h for each seed, or with mayCut cuts the seed. A seed for which both fail has no
-// table. An error is the cause of ctx.
+// openIndexes opens the index of each seed, if it has the header h. If not, and if mayCut is true, it cuts a seed with Cut. If
+// both fail, the seed has no table. An error is the cause of ctx.
 func openIndexes(ctx context.Context, part *disk.Part, seeds []*seed, h caibx.Header, mayCut bool) error {
 	for _, s := range seeds {
 		s.Cut = s.Cut && mayCut

@@ -8,7 +8,7 @@
 // Credentials are the token file and the TLS files of a process. A running daemon reads them again
 // when they change, so that secrets can be replaced without a restart. An Authorizer checks each
 // request against the credentials. A daemon without credentials and without --insecure accepts only
-// requests from its own machine, and none of other web sites.
+// requests from its own machine, and rejects those that a page of another web site causes.
 //
 // A ConnLimiter limits the number of connections to a server, and decides which connection is closed
 // if there are too many. Callers without a role cannot displace callers with a role.

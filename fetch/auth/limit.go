@@ -132,8 +132,8 @@ func (l *ConnLimiter) count() (strangers, callers int) {
 	return len(l.conns) - callers, callers
 }
 
-// replace closes the connection of a caller, or of a stranger if caller is false, to make room for a
-// connection from a network. It returns false if no connection may be closed for the new one.
+// replace closes a connection, to make room for one from the network newcomer: that of a caller, or of a
+// stranger if caller is false. It returns false if no connection may be closed for the new one.
 func (l *ConnLimiter) replace(caller bool, newcomer netip.Prefix) bool {
 	perNetwork := map[netip.Prefix]int{newcomer: 1}
 	for _, c := range l.conns {

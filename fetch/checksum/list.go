@@ -262,7 +262,7 @@ func (s *List) notListed(base string) error {
 	case len(others) > 0:
 		return fmt.Errorf("%q has no SHA-256 or SHA-512 in the list, only other checksums: %s", base, strings.Join(slices.Compact(others), ", "))
 	case isOnly && only == "":
-		return errors.New("the signed list has no file name, so it may be that of another file: declare the checksum as well")
+		return errors.New("the signed list has no file name, so its checksum may be that of another file: declare the checksum as well")
 	case isOnly:
 		return fmt.Errorf("%q is not listed: the only name is %q; if that is the image, declare its checksum, or an address with this name", base, only)
 	case len(similar) > 0:

@@ -56,8 +56,8 @@ func (d *Download) Into(ctx context.Context, part *disk.Part) error {
 	return fetch.ClassifyDiskError(smallerNeed(unusable.err, d.Client.Download(ctx, whole, part, d.Progress)))
 }
 
-// smallerNeed chooses the error of two failed downloads. Usually that is whole, the error of the download of the whole file. If
-// both failed for lack of space, it is the one with the smaller need: a correct index knows which parts are zeros.
+// smallerNeed chooses the error of two failed downloads. Usually it returns the argument whole, the error for the whole file. If
+// both failed for lack of space, it returns the one with the smaller need: a correct index knows which parts are zeros.
 func smallerNeed(byIndex, whole error) error {
 	a, ok := errors.AsType[*disk.NoSpaceError](byIndex)
 	b, alsoWhole := errors.AsType[*disk.NoSpaceError](whole)
@@ -121,8 +121,8 @@ func keep(part *disk.Part) error {
 	return errors.Join(part.DropIndex(), part.Continue(source))
 }
 
-// begin keeps the bytes of the partial file if they match the index. Otherwise it empties the file if the bytes are of
-// another index. It returns an *indexError if they are of the whole file, because they are worth more than the index.
+// begin keeps the bytes of the partial file if they match the index. If not, it matters how they were downloaded. By another
+// index: begin empties the file. Without an index: it returns an *indexError, because they are worth more than the index.
 func (d *Download) begin(ctx context.Context, part *disk.Part, u *upstream, s assemble.Survey) error {
 	source := disk.PartSource{ID: fetch.AddressID(d.Request.URL), Size: s.Size, Data: max(s.Data, 1), Index: d.indexID()}
 	now := part.Source()

@@ -108,8 +108,8 @@ func candidates(disks map[string]*disk.Disk, volume string) (all []candidate, re
 	return all, reasons
 }
 
-// rank sorts the replicas, best first. For the head, older reports whether its second replica has
-// older data than its first replica. Then the second replica must not be used.
+// rank sorts the replicas, best first. For the head, older(than, c) reports whether replica c has older
+// data than the replica than. Then c must not be used.
 func rank(all []candidate, head bool) (older func(than, c candidate) bool) {
 	if !head {
 		slices.SortStableFunc(all, func(a, b candidate) int { return cmp.Compare(b.info.Size, a.info.Size) })

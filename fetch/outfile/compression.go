@@ -57,9 +57,9 @@ func (p Compression) newCompressor() compressor {
 	return z
 }
 
-// A compressed chunk begins with a head of this size, which ends with a mark and the length of the whole compressed chunk: 4 bytes,
-// little-endian. That of gzip is the header of a member, and the mark is the id and the length of its extra field. That of zstd is a
-// skippable frame, and the mark is its magic number and length.
+// A compressed chunk begins with a head of this size. The head ends with a mark and the length of the whole compressed chunk:
+// 4 bytes, little-endian. With gzip, the head is the header of a member, and the mark is the id and the length of its extra
+// field. With zstd, the head is a skippable frame, and the mark is its magic number and length.
 var (
 	headSize = map[Compression]int{Gzip: 20, Zstd: 12}
 	headMark = map[Compression]string{Gzip: "BI\x04\x00", Zstd: "\x5e\x2a\x4d\x18\x04\x00\x00\x00"}

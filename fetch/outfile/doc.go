@@ -16,9 +16,9 @@
 //
 // Each chunk of the image is compressed separately: as a member of a gzip file (RFC 1952) or a frame
 // of a zstd file (RFC 8878). Decompressors concatenate the members or frames. The length of a gzip
-// member is in the extra field BI of its header; that of a zstd frame is in a skippable frame of four
-// bytes before it, which it includes. Resume finds the chunks by these lengths. A compressed stream, in
-// contrast, is one single member or frame, so that decompressors detect a truncated stream.
+// member is in the extra field BI of its header. The length of a zstd frame is in a skippable frame of
+// four bytes before it, and includes that skippable frame. Resume finds the chunks by these lengths. A
+// compressed stream is one single member or frame, so that decompressors detect a truncated stream.
 //
 // # Reading order
 //

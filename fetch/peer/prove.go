@@ -100,9 +100,9 @@ func longestRead(size, limit int64) time.Duration {
 }
 
 // ReadChunks reads all chunks of a copy of size bytes in order, at most limit bytes per second (0: no
-// limit). It passes every chunk to the function each, which must not keep the chunk. It waits while the
-// peer is busy, and goes on if a connection breaks that has delivered a chunk, but takes at most
-// longestRead. It does not verify the bytes.
+// limit). It calls each(chunk) for every chunk; each must not keep the chunk. It waits while the peer is
+// busy. If a connection breaks after it has delivered a chunk, ReadChunks goes on with another one. It takes
+// at most longestRead. It does not verify the bytes.
 func (c *Client) ReadChunks(ctx context.Context, s Source, size, limit int64, each func(chunk []byte)) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, longestRead(size, limit), errTimeout)
 	defer cancel()
@@ -124,7 +124,7 @@ func (c *Client) ReadChunks(ctx context.Context, s Source, size, limit int64, ea
 	return nil
 }
 
-// readChunks passes the chunks in the bytes [from, to) to the function each, and returns how many bytes it passed.
+// readChunks calls each(chunk) for the chunks in the bytes [from, to), and returns how many bytes it passed.
 func (c *Client) readChunks(ctx context.Context, s Source, from, to int64, limiter *rate.Limiter, buf []byte, each func([]byte)) (read int64, err error) {
 	r := s.request("data")
 	r.stall = readStall

@@ -75,7 +75,7 @@ type Pull struct {
 
 // WrongSources returns the sources that do not have the bytes that they offer, after a transfer that ended
 // with err. A source is wrong if it sent a chunk that does not match its own chunk manifest. If each chunk
-// matched the manifest, but the whole file did not have its digest, every source with this manifest is wrong.
+// matched the manifest, but the whole file did not have the digest of the image, every source with this manifest is wrong.
 func (p *Pull) WrongSources(err error) []Source {
 	_, wrongFile := errors.AsType[*disk.ChecksumError](err)
 	var wrong []Source

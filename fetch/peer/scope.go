@@ -24,8 +24,8 @@ type Scope struct {
 }
 
 const (
-	// maxIdle is how many copies that nobody needs are kept for a node: unmanaged copies of undeclared
-	// images that are not in use. A node may have more such copies than all other copies.
+	// maxIdle limits the copies that are kept for a node although nobody needs them: unmanaged copies of
+	// undeclared images that are not in use. A node may have more such copies than all other copies.
 	maxIdle = 1024
 	// otherGenerations is how many other generations each declared image may have on each disk, on
 	// average. minOthers is how many copies of other generations and of orphans are kept for a node in any

@@ -183,8 +183,8 @@ func (s *Server) acquireSlot(r *http.Request, c localCopy) (ctx context.Context,
 	return ctx, func() { release(); cancel() }, nil
 }
 
-// sendBody writes a response whose body the function send writes. It calls the function check before each
-// piece. An error of either closes the connection, so that the client detects that the body is incomplete.
+// sendBody writes a response. send(w) writes its body, and check() is called before each piece. If one of
+// them fails, sendBody closes the connection, so that the client detects that the body is incomplete.
 func (s *Server) sendBody(ctx context.Context, w http.ResponseWriter, status int, length int64, check func() error, send func(io.Writer) error) {
 	w.Header().Set("Content-Type", "application/octet-stream")
 	w.Header().Set("Content-Length", strconv.FormatInt(length, 10))

@@ -19,8 +19,8 @@ const DefaultWorkers = 8
 // Stored counts the chunks that PutChunks has written, and their packed bytes.
 type Stored struct{ Chunks, Bytes atomic.Int64 }
 
-// PutChunks writes the chunks of an image to the chunk store of the Destination, several at a time. It
-// writes a chunk that the store has already only if that chunk is damaged. In a folder, it reads and
+// PutChunks writes the chunks of an image to the chunk store of the Destination, several at a time. If
+// the store has a chunk already, PutChunks replaces it only if it is damaged. In a folder, it reads and
 // verifies such a chunk. In a bucket, it does so only if the size differs from the size of a new chunk,
 // because the server has verified the bytes when it received them. done counts the bytes of the image
 // whose chunks are in the store.

@@ -98,8 +98,8 @@ func signatureOf(list string, m Image) (string, error) {
 	return "", refuse(Unsigned, "the name in signatureURL is not the name of the list with an extension: declare keys and signature in track")
 }
 
-// follow sets the addresses of the list and of the signature of m for a new version. An unsigned list keeps its old
-// address unless the new list has the checksum of the new file. A signed list must have that checksum.
+// follow sets the addresses of the list and of the signature of m for a new version. The address of an unsigned list
+// changes only if the new list has the checksum of the new file. A signed list must have that checksum.
 func (r *Resolver) follow(ctx context.Context, m Image, a *Answer) error {
 	a.ChecksumURL, a.SignatureURL = a.moved(m.ChecksumURL), a.moved(a.SignatureURL)
 	v, signed := m.Verify, m.Verify != nil && !m.Verify.SignsFile

@@ -161,8 +161,8 @@ func parseStreamsVersions(products map[string]json.RawMessage, name string) ([]s
 	return versions, nil
 }
 
-// item returns the item with a name: the name is its key, or else its file type. The path of the result is empty if
-// there is none.
+// item returns the item with a name: the name is its key, or else its file type. If there is no such item, the path of
+// the result is empty.
 func (v streamsVersion) item(name string) (streamsItem, error) {
 	if item, ok := v.items[name]; ok {
 		return item, nil

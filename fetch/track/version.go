@@ -53,9 +53,9 @@ func run(s string) string {
 
 func isDigit(c byte) bool { return '0' <= c && c <= '9' }
 
-// versionIn returns the version in the path of a declared address. There, it is at the place where path, the path of
-// another release, has versionOfPath. The declared address may be that of a mirror, so only the end of its path is
-// compared. A version consists of numbers with separators.
+// versionIn returns the version in the path of a declared address. path is the path of another release, and has
+// versionOfPath at the place where the declared path has its version. The declared address may be that of a mirror, so
+// only the end of its path is compared. A version consists of numbers with separators.
 func versionIn(declared, path, versionOfPath string) (string, bool) {
 	if versionOfPath == "" || len(path) > maxName {
 		return "", false
@@ -77,8 +77,8 @@ func versionIn(declared, path, versionOfPath string) (string, bool) {
 // maxPlaces limits the work of versionIn.
 const maxPlaces = 8
 
-// versionBefore returns the version that is directly before the text after at the end of a declared path. before is the
-// text before the version in the path of another release. It may contain the version of that release again.
+// versionBefore returns the version at the end of a declared path: only the text in the argument after follows it. before
+// is the text before the version in the path of another release. It may contain the version of that release again.
 func versionBefore(declared, before, after, versionOfPath string) (string, bool) {
 	beginning, ok := strings.CutSuffix(declared, after)
 	if !ok {

@@ -188,8 +188,8 @@ func (s *Session) open(part *disk.Part) (last time.Time, err error) {
 }
 
 // use calls f with the partial file, which no other goroutine uses meanwhile. It aborts the previous
-// request; the next request calls abort. f returns broken for an error of the request only, which use
-// returns. If f returns end, the upload ends: use waits until the image is ready or has failed, and
+// request; the next request calls abort. If f returns broken, only the request has failed, and use returns
+// that error. If f returns end, the upload ends: use waits until the image is ready or has failed, and
 // returns the result.
 func (s *Session) use(ctx context.Context, abort context.CancelCauseFunc, f func(*disk.Part) (broken, end error)) error {
 	select {

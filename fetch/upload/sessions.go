@@ -77,8 +77,8 @@ func (s *Sessions) create(m metadata, size int64) (*Session, error) {
 	return now, nil
 }
 
-// Begin returns the session for a job. found is the source of the partial file on the disk. If this is an
-// upload, Begin returns its session, and otherwise the session that create has made. If another job still
+// Begin returns the session for a job. found is the source of the partial file on the disk. If it is an
+// upload, Begin returns the session of that upload. Otherwise, the method create made the session. If another job still
 // has the session, for example a job of another generation, Begin waits until that job ends. The caller
 // must call Session.Fill and then End.
 func (s *Sessions) Begin(ctx context.Context, id ident.ID, found disk.PartSource) (*Session, error) {

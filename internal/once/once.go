@@ -31,8 +31,8 @@ type key struct {
 // New returns a Log that writes to log. No condition holds.
 func New(log *slog.Logger) *Log { return &Log{log: log, held: map[key]string{}} }
 
-// Set notes that the thing in of has a condition, and why. The reason "" means that it does not have the condition. more has
-// further log attributes of the beginning.
+// Set notes whether the thing that the argument of names has a condition. why is the reason; "" means that it does not have
+// the condition. more has further log attributes of the beginning.
 func (l *Log) Set(c Condition, of, why string, more ...any) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

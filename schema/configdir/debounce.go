@@ -27,9 +27,9 @@ var errEmpty = errors.New("the config directory has no configuration files: chec
 //
 //   - Content that git writes is applied when git has finished, or has changed nothing
 //     for half a minute.
-//   - Content is applied after it was stable for StableFor, also that which arrived with the swap of a symlink. Content that is never
-//     stable is never applied: the old content may be out of date, but it is complete. That is
-//     a fault then.
+//   - Content is applied after it was stable for StableFor, also content that arrived with the swap of a symlink.
+//     Content that is never stable is a fault and is never applied: the old content may be out of date, but it is
+//     complete.
 //   - A directory that is missing, empty or unreadable for a moment is a fault. It is never
 //     content.
 //

@@ -114,7 +114,7 @@ func (v *Value) TextAt(path ...string) string {
 	return ""
 }
 
-// Leaves calls the function do for each leaf of value v: scalars, empty lists and empty
+// Leaves calls do(path, leaf) for each leaf of value v: scalars, empty lists and empty
 // mappings.
 func (v *Value) Leaves(path Path, do func(Path, *Value)) {
 	if len(v.Fields)+len(v.Items) == 0 {

@@ -30,8 +30,8 @@ type checked struct {
 	// unfinished: there was no time for the validation, and problems says so.
 	unfinished bool
 
-	// One of these three has the valid part of the definition, which is all of it without problems. With problems, the part
-	// is only used to find further problems, and may be nil.
+	// One of these three has the valid part of the definition: all of it, if there are no problems. If there are any, the
+	// part is only used to find further problems, and may be nil.
 	settings *schema.Settings
 	node     *schema.Node
 	image    *schema.Image

@@ -30,10 +30,10 @@ func (f fields) checkSignature(v schema.Verify, download schema.Download) {
 	noList := f.lacks("source", "download", "checksumURL")
 	switch noAddress := f.lacks(at.at...); {
 	case v.Scheme == schema.VerifySignify && noList:
-		f.report("needs source.download.checksumURL", "signify signs lists: it cannot verify a large file while it arrives")
+		f.report("needs source.download.checksumURL", "signify is for lists: it cannot verify an image while the image arrives")
 	case v.Scheme == schema.VerifyCosign && noAddress, v.Scheme == schema.VerifyOpenPGP && noAddress && noList:
 		at.report("is missing", "write the address of the signature")
 	case v.Scheme == schema.VerifySignify && v.SignsFile(download):
-		at.report("is the address of a signature of the image", "signify signs lists: it cannot verify a large file while it arrives")
+		at.report("is the address of a signature of the image", "signify is for lists: it cannot verify an image while the image arrives")
 	}
 }

@@ -53,7 +53,7 @@ func readImport(f *File, m manifest) {
 }
 
 // resolveDataVolumes adds what the manifests of CDI declare. Manifests in different namespaces may have the
-// same name. They declare one image if they have the same source, and are defined twice otherwise.
+// same name. If they have the same source, they declare one image. If not, the image is defined twice.
 func (r *resolver) resolveDataVolumes(files []*File) {
 	source := func(doc *document.Value) (sum [sha256.Size]byte) {
 		if v, _ := doc.Find(cdiSourcePath, doc.Pos); v != nil {
@@ -122,7 +122,7 @@ func whyNoImage(m manifest) string {
 	case strings.HasPrefix(kind.Value.TextAt("url"), "gs:"):
 		return otherSources["gcs"]
 	case headers != nil && len(headers.Items) > 0:
-		return "has extraHeaders, which may be secrets: the file headers in the folder of the credentials can have them"
+		return "has extraHeaders, which may be secrets: write them to the file \"headers\" in the folder of the credentials"
 	case m.doc.TextAt("spec", "source", "http", "insecureSkipVerify") == "true":
 		return "has insecureSkipVerify: an image is only fetched from a server with a valid certificate"
 	case nameErr != nil:

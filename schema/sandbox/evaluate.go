@@ -106,8 +106,8 @@ type Limits struct {
 	Time time.Duration
 }
 
-// Evaluate evaluates units in child processes, and calls the function each with the result of every unit, in
-// order. The units may read the files.
+// Evaluate evaluates units in child processes. It calls each(i, result) for every unit i, in order. The units may read
+// the files.
 // A child that crashes returns no more results. If it crashed on its first unit, this unit is the
 // cause. Otherwise an earlier unit of the child may be the cause, so Evaluate starts a new child for
 // the rest. When ctx ends or the time limit is reached, each remaining unit gets a transient problem.

@@ -21,8 +21,8 @@ type walker struct {
 	left     int // how many values and names the document may still have; below 0: it has too many
 }
 
-// value converts value v at a path. The argument parent is the position of the value around v. A
-// value from one of CUE's own packages gets it, because it has no position in the user's files.
+// value converts value v at a path. The argument parent is the position of the value around v. A value from one of CUE's own
+// packages gets that position, because it has none in the user's files.
 func (w *walker) value(v cue.Value, at document.Path, parent document.Position) *document.Value {
 	if w.left--; w.left < 0 {
 		return nil

@@ -46,7 +46,7 @@ func (r Repository) Commit(ctx context.Context, id string) (object []byte, err e
 	return object, err
 }
 
-// EachParent calls f with each parent of a commit that the repository has. A shallow clone lacks some parents. The argument
+// EachParent calls f(id, parent) for each parent that the repository has. A shallow clone lacks some parents. The argument
 // object has the bytes of the commit.
 func (r Repository) EachParent(ctx context.Context, object []byte, f func(id string, parent []byte) error) error {
 	return r.read(ctx, func(o *objects) error {
@@ -175,8 +175,8 @@ func noEOF(err error) error {
 // maxHistory limits how many commits IsDescendant reads.
 const maxHistory = 200_000
 
-// IsDescendant reports whether a commit is another commit or one of its descendants. The parameters of and isOther identify
-// the other commit, by its name and by its bytes. ErrMissing means that the repository lacks history that would decide.
+// IsDescendant reports whether a commit is another commit or one of its descendants. The other commit is the one with the
+// name of, or with bytes for which isOther returns true. ErrMissing means that the repository lacks history that would decide.
 func (r Repository) IsDescendant(ctx context.Context, commit, of string, isOther func(object []byte) bool) (bool, error) {
 	found := false
 	err := r.read(ctx, func(o *objects) error {
