@@ -229,8 +229,8 @@ func (r *folderRemoval) Delete() error {
 
 // hideImage renames the image in the folder that was set aside. Another node with the same folder may start at any moment. It
 // then restores the names, and counts on the image, even while this process is about to open the folder or to delete a file in
-// it. Therefore only an image with the hidden name is deleted. If the other node started before the rename, the rename finds
-// no folder. If it starts later, it takes the hidden name away. hidden is false if there is no space for the rename.
+// it. Therefore the image gets another name before it is deleted. If the other node started before the rename, the rename finds
+// no folder. If it starts later, it takes the new name away. hidden is false if there is no space for the rename.
 func (r *folderRemoval) hideImage() (hidden bool, err error) {
 	root := r.folder.disk.root
 	switch err := noSpace(root.Rename(path.Join(r.now, imageFile), path.Join(r.now, hiddenFile))); {
