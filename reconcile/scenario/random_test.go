@@ -112,7 +112,8 @@ func (r dice) apply(w *world) (event string) {
 		case 1:
 			s.nodes = []string{node}
 		}
-		w.setSource(key.ID.Name, s)
+		w.sources[key.ID.Name] = s
+		w.changed()
 		return fmt.Sprintf("source of %s: nodes %v, error %v", key.ID.Name, s.nodes, s.err)
 	case 6, 7:
 		c := r.config()

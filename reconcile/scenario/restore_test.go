@@ -29,7 +29,8 @@ func TestRestoredClusterHasTheSamePlan(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.setSource("kea", source{size: initialSize, err: failures["refused"]})
+	w.sources["kea"] = source{size: initialSize, err: failures["refused"]}
+	w.changed()
 	converge := func(w *world, limit time.Duration) {
 		t.Helper()
 		if _, err := w.converge(t.Context(), limit); err != nil {
@@ -72,7 +73,8 @@ func TestNodeThatRestartsForgetsFailures(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.setSource("parrot", source{size: initialSize, err: failures["format"]})
+	w.sources["parrot"] = source{size: initialSize, err: failures["format"]}
+	w.changed()
 	for _, want := range []int{1, 0, 1} { // attempts
 		history, err := w.converge(t.Context(), 20*time.Minute)
 		attempts := 0
