@@ -20,7 +20,7 @@ type Verify struct {
 	Scheme       signature.Scheme
 	Keys         string // name of a folder below Client.KeysDir
 	SignatureURL string // empty: the signature is in the list, or beside the signed file where the scheme expects it
-	// SignsFile: the file at Request.URL is signed, as it is sent. Otherwise the list at Request.ChecksumURL is
+	// SignsFile: the file at Request.URL is signed, not unpacked. Otherwise the list at Request.ChecksumURL is
 	// signed.
 	SignsFile bool
 }

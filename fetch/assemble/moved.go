@@ -8,9 +8,9 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk/caibx"
 )
 
-// FindMoved makes a plan by a chunk manifest find chunks in the seeds at any place, by the indexes of the seeds and of the
-// image that part becomes. If cut is true, it may cut a seed without an index, which reads the whole seed. An error is the cause
-// of ctx; then FindMoved has closed the index.
+// FindMoved lets a plan by a chunk manifest use chunks at other places of the seeds, too. The indexes of the seeds and of the
+// image that part becomes show these places. If cut is true, FindMoved may cut a seed without an index, which reads the whole
+// seed. It fails only with the cause of ctx, and then closes index.
 func (p *Plan) FindMoved(ctx context.Context, part *disk.Part, index *caibx.Table, cut bool) error {
 	if err := openIndexes(ctx, part, p.seeds, index.Header(), cut); err != nil {
 		return errors.Join(err, index.Close())

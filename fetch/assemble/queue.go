@@ -285,8 +285,8 @@ func (q *queue) begin(ctx context.Context, r *request, s *segment) ([]byte, erro
 }
 
 // yield ends a request that waits for room in the window, if no request has the first segment. Without that segment nothing
-// is appended, so there would never be room. The waiting request may be the only request that its provider serves. The
-// caller holds mu.
+// is appended, so there would never be room. The provider of the ended request can then send that segment. The caller holds
+// mu.
 func (q *queue) yield() {
 	if len(q.segments) == 0 || q.segments[0].by != nil || q.segments[0].done {
 		return

@@ -15,8 +15,8 @@ import (
 // AdminOrganization is the organization in the subject of a certificate with RoleAdmin.
 const AdminOrganization = "backing-image-manager:admin"
 
-// TLSFiles are the paths of PEM files: a certificate, its key, and the certificates of the
-// authorities that signed all other certificates. "": the file is not given.
+// TLSFiles are the paths of PEM files: a certificate, its key, and the authorities that must have
+// signed the certificates of others. "": the file is not given.
 type TLSFiles struct{ Cert, Key, CA string }
 
 // Given reports whether any file is given.

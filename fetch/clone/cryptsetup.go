@@ -88,7 +88,7 @@ func exitError(err error, late bool) error {
 	case exit.ExitCode() == exitPassphrase:
 		return fetch.Errorf(fetch.BadConfig, "%w", errPassphrase)
 	case exit.ExitCode() == exitMemory, !exit.Exited():
-		return fetch.Errorf(fetch.BadConfig, "cryptsetup was killed (%s), perhaps because memory was insufficient: a passphrase may need 1 GiB, unless %s in the secret sets a lower limit in KiB", exit.ProcessState, fileMemory)
+		return fetch.Errorf(fetch.BadConfig, "cryptsetup failed (%s), perhaps because memory was insufficient: a passphrase may need 1 GiB; %s in the secret sets a lower limit in KiB", exit.ProcessState, fileMemory)
 	}
 	return fetch.Errorf(fetch.BadConfig, "cryptsetup: %s", firstLine(exit.Stderr))
 }
