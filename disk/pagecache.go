@@ -17,8 +17,8 @@ const (
 	// lent is the number of bytes that stay in the page cache after they were read: sendfile uses the
 	// pages until the receiver has acknowledged them, and until then the kernel does not drop them.
 	lent = 8 << 20
-	// maxRetained limits the cached bytes that are remembered for a later drop, because a slow receiver
-	// still uses their pages.
+	// maxRetained limits how many bytes are noted for a later drop from the cache: a slow receiver still
+	// uses their pages.
 	maxRetained = 64 << 20
 )
 

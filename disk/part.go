@@ -81,7 +81,7 @@ type Part struct {
 
 // OpenPart creates the folder of id and an empty partial file in it. If a partial file exists,
 // OpenPart resumes it: it reads the chunks back, and keeps those before the first chunk that does not
-// match its hash in the journal. It stops reading when ctx ends.
+// match its hash in the journal. It stops reading when ctx ends. OpenPart deletes a partial file whose source is not recorded.
 //
 // If o.Accept returns false for the existing file, the Part has no Source and is empty; the old bytes
 // stay on the disk until Begin.

@@ -19,7 +19,7 @@ type FetchChunk func(ctx context.Context, n int64, hash ChunkHash, buf []byte) (
 
 // Repair repairs the image of a failed copy, or of a ready copy with a media error (IsMediaError). It
 // reads the image once. A chunk that cannot be read or does not match the manifest of the copy is
-// fetched, compared with the manifest, and rewritten in place. The returned copy is Ready if the whole file then has the
+// fetched unless it is zeros, compared with the manifest, and rewritten in place. The returned copy is Ready if the whole file then has the
 // established digest. If want is not zero, the file must also have the digest want. Repair calls progress with the length
 // of each chunk.
 //

@@ -43,9 +43,9 @@ func TempFile(dir string) (*os.File, error) {
 	return f, nil
 }
 
-// NewTable reads the index in a file of TempFile and verifies its form. It closes the file. If r is
-// not nil, it first copies the index from r to the file. The error is a *FormatError, or an error of r
-// or of the file. The caller closes the Table.
+// NewTable reads the index in f, which is from TempFile, verifies its form, and closes f. If r is not
+// nil, NewTable first copies the index from r to f. The error is a *FormatError, or an error of r or
+// f. The caller closes the Table.
 func NewTable(f *os.File, r io.Reader, limits Limits) (t *Table, err error) {
 	defer func() {
 		if err = errors.Join(err, f.Close()); err != nil && t != nil {

@@ -31,7 +31,7 @@ const (
 // Copy is one copy: one image folder on one disk. A Copy that is Pending and not owned may have no folder: it says, for example,
 // why the disk takes no copy. Sizes are in bytes.
 //
-// Other nodes receive each field that ForPeers does not clear. The fields have three groups: what the disk has, what the manager of
+// Other nodes receive each field with a JSON name that ForPeers does not clear. The fields have three groups: what the disk has, what the manager of
 // the node adds, and what another node finds out about the copy.
 type Copy struct {
 	ID ident.ID `json:"id"`

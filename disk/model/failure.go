@@ -30,8 +30,8 @@ type Failure struct {
 	// Final: as far as is known, only another declaration helps. Then RetryAt is zero, or the time of
 	// a rare attempt that finds out whether the source has changed.
 	Final bool `json:"final,omitempty"`
-	// NeedsSpace is how many bytes must be free on the disk for the next attempt, which
-	// starts as soon as they are free. 0: space is not the cause.
+	// NeedsSpace is how many bytes must be free on the disk for the next attempt. A second
+	// attempt starts as soon as they are. 0: space is not the cause.
 	NeedsSpace int64 `json:"needsSpace,omitempty"`
 	// Unrepairable: a repair of the copy failed, so that it must be replaced.
 	Unrepairable bool `json:"unrepairable,omitempty"`
