@@ -285,8 +285,8 @@ func fileSystemOf(root *os.Root, folder string) (id string, inode uint64, err er
 	return fmt.Sprintf("%x-%x", st.Type, st.Fsid.Val), here.Inode, nil
 }
 
-// RecordUsers writes the users of the last call of Users durably to the disk, if they changed.
-// The disk must be locked.
+// RecordUsers writes the present users durably to the disk, if they changed: the users that the last
+// call of Users found, without those that EndUses ended since. The disk must be locked.
 func (r *replicas) RecordUsers() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -6,20 +6,20 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile/system"
 )
 
-// clock reads the clocks of the node and counts how often the wall clock was set. It was set if it
-// advanced by another amount than the steady clock.
+// clock reads the two clocks of the node and counts how often the wall clock was set: how often it
+// advanced by more or less time than the steady clock.
 type clock struct {
 	now   func() system.Instant // the time of both clocks
 	last  system.Instant        // the last observation
 	base  system.Instant        // the first observation after the wall clock was last set
 	steps int                   // how often the wall clock was set
-	// recorded has, by disk uuid, the value of steps when the times in the records of the disk
-	// were last consistent with the wall clock.
+	// recorded has, by disk uuid, the value that steps had when the times in the records of the
+	// disk were last consistent with the wall clock.
 	recorded map[string]int
 }
 
-// maxSkew is by how much the two clocks may differ without a step: a minute, or a thousandth of
-// the time if that is more. A clock that is slewed stays within it.
+// maxSkew is the largest difference between the two clocks that is no step. Since base, a thousandth
+// of the time is no step either. A slewed clock stays within these limits.
 const maxSkew = time.Minute
 
 // observe returns the time of both clocks, and counts a step if the wall clock was set since the

@@ -25,7 +25,7 @@ import (
 //	           query is direct, and starts after the withdrawal. Then each copy that the
 //	           responses let it count on proves that it has its bytes (proofs.go).
 //	confirm    When the queries have ended, the next round observes the disks again, and plans
-//	           once more with the responses. Published states do not speak for the deletion any
+//	           once more with the responses. Published states cannot support the deletion any
 //	           more, but what they said against it, such as a use, still counts
 //	           (plan.Observed.WithResponses, plan.Round.ConfirmDeletion).
 //	delete     Disk.Remove renames the folder aside, checks again for users and for the mark, and deletes it.
@@ -65,8 +65,8 @@ const (
 )
 
 // withdraw begins the deletion of a copy (D1). It returns the function that queries the peers (D2).
-// The caller calls it after it has published the withdrawal: a response from before the withdrawal
-// could count on this copy.
+// The caller must publish the withdrawal before it calls query: a response from before the
+// withdrawal could count on this copy.
 func (r *Reconciler) withdraw(ctx context.Context, now *plan.Round, run *activeJob) (query func()) {
 	d, o, a, key := now.Desired, now.Observed, run.order.Action, run.key()
 	run.deletion = &deletion{queried: now.NodesToQuery(a)}
@@ -87,7 +87,7 @@ func (r *Reconciler) withdraw(ctx context.Context, now *plan.Round, run *activeJ
 	}
 	return func() {
 		r.system.Jobs.Query(ctx, a, m.Name, nodes, func(states map[string]model.Node) {
-			withdrawn := r.served.Withdrawn() // for both: the withdrawal of a copy with the mark of another node may end meanwhile
+			withdrawn := r.served.Withdrawn() // read once: between two reads, the withdrawal of a copy with the mark of another node may end
 			responses, shared := responsesFromPeers(d.Config.Nodes, states), cmp.Or(unmarked, m.seenBy(key, states, &r.served, withdrawn))
 			r.requestProofs(ctx, d, withdrawnCopies(o, withdrawn), run, responses, func() {
 				r.jobs.reports.add(report{run: run, responses: responses, shared: shared, err: ctx.Err(), stopped: ctx.Err() != nil})
@@ -109,7 +109,7 @@ func (j *jobs) handleResponses(e report) {
 }
 
 // decideDeletions decides on the deletions whose queries have ended (D2, D3), and returns the
-// functions that begin the confirmed ones (D4). o must have been observed after the responses. It
+// functions that begin the confirmed deletions (D4). o must have been observed after the responses. It
 // removes the jobs of cancelled deletions from o, so that this round plans for their copies like
 // for other existing copies.
 func (r *Reconciler) decideDeletions(d plan.Desired, o plan.Observed) (begin []func()) {
@@ -136,7 +136,7 @@ func (r *Reconciler) decideDeletions(d plan.Desired, o plan.Observed) (begin []f
 	return begin
 }
 
-// counted returns the copies of this node that a deletion without a mark counts on: others cannot have proven themselves.
+// counted returns the copies that a deletion without a mark counts on, nil with a mark. Only copies of this node can prove themselves then.
 func (d *deletion) counted() (refs []ident.CopyRef) {
 	if d.mark.problem == nil {
 		return nil

@@ -16,8 +16,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// disks are the declared disks of this node, as far as they can be opened. Its methods are for one
-// goroutine; any goroutine may use a system.Disk.
+// disks are the declared disks of this node, opened if possible. Its methods are for one goroutine,
+// but any goroutine may use a system.Disk.
 type disks struct {
 	openAt func(path string) (d system.Disk, uuid string, err error)
 	open   map[ident.DiskRef]*openDisk
@@ -109,11 +109,11 @@ func (s *disks) onlyLocked() error {
 	return s.lockedElsewhere()
 }
 
-// rejectDuplicates gives disks with the same uuid a problem (I10): one of them is a copy of the
-// other, or they are one disk at two paths. It is not known which disk the configuration means.
+// rejectDuplicates rejects disks with the same uuid (I10): both paths show one disk, or one disk is a copy of the
+// other. It is not known which disk the configuration means.
 //
-// Of two disks with different uuids and one folder of copies, the later disk by name is rejected (U5): its copies are the
-// copies of the first disk.
+// If two disks with different uuids show one folder of copies, the later disk by name is rejected (U5), because its copies
+// are those of the first disk.
 func (s *disks) rejectDuplicates() {
 	first, folders := map[string]ident.DiskRef{}, map[model.FolderID]ident.DiskRef{}
 	for _, ref := range slices.SortedFunc(maps.Keys(s.open), ident.DiskRef.Compare) {
@@ -127,7 +127,7 @@ func (s *disks) rejectDuplicates() {
 			o.rejectSharedFolder(ref, folders)
 			continue
 		}
-		problem := fmt.Sprintf("%s and %s have the same diskUUID %s: one is a copy of the other; to give one a new identity, remove its longhorn-disk.cfg and run disk init", twin, ref, o.uuid)
+		problem := fmt.Sprintf("%s and %s have the same diskUUID %s: both paths show one disk, or one disk is a copy of the other; remove one from the configuration, or give the copy a new identity: remove its longhorn-disk.cfg and run disk init", twin, ref, o.uuid)
 		other := s.open[twin]
 		o.problem, other.problem = problem, problem
 		if o.handle != nil || other.handle != nil {
@@ -136,7 +136,7 @@ func (s *disks) rejectDuplicates() {
 	}
 }
 
-// rejectSharedFolder gives the disk a problem if its folder of copies is in folders already, or adds the folder.
+// rejectSharedFolder gives the disk a problem if folders already has its folder of copies. Otherwise it adds this folder.
 func (o *openDisk) rejectSharedFolder(ref ident.DiskRef, folders map[model.FolderID]ident.DiskRef) {
 	if o.handle == nil || o.problem != "" {
 		return
@@ -149,7 +149,7 @@ func (o *openDisk) rejectSharedFolder(ref ident.DiskRef, folders map[model.Folde
 	}
 }
 
-// observe lists the copies on a disk. reads reports whether a job of this process uses a copy.
+// observe lists the copies on a disk. reads(id) reports whether a job of this process uses the copy.
 func (o *openDisk) observe(reads func(ident.ID) bool) model.Disk {
 	if o.handle == nil {
 		return model.Disk{Problem: o.problem}
@@ -255,7 +255,7 @@ func (s *disks) usable() system.Disks {
 	return usable
 }
 
-// handles returns the disks that are open, also with a problem.
+// handles returns the disks that are open, also those with a problem.
 func (s *disks) handles() system.Disks {
 	open := system.Disks{}
 	for ref, o := range s.open {

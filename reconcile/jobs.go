@@ -88,7 +88,7 @@ func newJobs() *jobs {
 // idle reports whether no job runs.
 func (j *jobs) idle() bool { return len(j.running) == 0 }
 
-// useFiles reports whether the job of the copy key reads or writes the files of that copy.
+// useFiles reports whether the copy at key has a job that reads or writes its files.
 func (j *jobs) useFiles(key ident.CopyRef) bool {
 	run := j.running[key]
 	return run != nil && run.usesFiles()
@@ -260,8 +260,8 @@ func (j *jobs) transfers() map[ident.CopyRef]job.Transfer {
 	return all
 }
 
-// startJob records the job of an action and returns what begins it. It withdraws the copy of a
-// deletion.
+// startJob records the job of an action and returns the function that begins it. For a deletion,
+// it withdraws the copy.
 func (r *Reconciler) startJob(ctx context.Context, now *plan.Round, a plan.Action) (begin func()) {
 	d, o, key := now.Desired, now.Observed, a.CopyRef()
 	run := &activeJob{order: r.newOrder(d, o, a), on: r.disks.usable(), started: r.clock.now(), recovery: d.Config.Settings.RecoveryWaitInterval}
@@ -320,8 +320,8 @@ func (r *Reconciler) handleReports() (reports []report, canWait bool) {
 	return reports, canWait
 }
 
-// continuePlan is handleReports before a round that has a pace. It returns for how long the round
-// can wait. If the round can wait, it starts the next actions of the last plan.
+// continuePlan calls handleReports, and returns for how long the next round can wait. If the round
+// can wait, continuePlan starts the next actions of the last plan.
 func (r *Reconciler) continuePlan(ctx context.Context) (reports []report, wait time.Duration) {
 	reports, canWait := r.handleReports()
 	if canWait {

@@ -38,7 +38,7 @@ type LoopOptions struct {
 // Loop is the reconcile loop of a daemon: it keeps the disks of one node in the state that a
 // config directory declares.
 //
-// A Loop changes in two methods: Apply for a read of the config directory, and Step for everything
+// Two methods change a Loop: Apply for a read of the config directory, and Step for everything
 // that needs a round. Run waits for events and calls both, while another goroutine reads the
 // directory. A simulation calls Apply and Step itself. Run, Apply and Step are for one goroutine. All
 // other methods may be called concurrently.
@@ -88,8 +88,8 @@ func NewLoop(r *Reconciler, o LoopOptions) *Loop {
 // View returns the last round, nil before the first one.
 func (l *Loop) View() *status.View { return l.view.Load() }
 
-// NextRound returns a channel that is closed when View returns a later round. A caller that waits must call it before View:
-// otherwise it could miss a round.
+// NextRound returns a channel that is closed when View returns a later round. A caller that waits must call NextRound before
+// View: otherwise it could miss a round.
 func (l *Loop) NextRound() <-chan struct{} { return *l.nextRound.Load() }
 
 // publish makes v the last round.
@@ -211,8 +211,8 @@ func (l *Loop) Apply(ctx context.Context, r config.Reading) (changed bool, err e
 	return changed, err
 }
 
-// roundGap is the least time between rounds because of other nodes or replicas: a hundred nodes
-// may be busy at the same time.
+// roundGap is the least time between two rounds that other nodes or replicas cause: the states of a
+// hundred nodes may change at the same time.
 const roundGap = 100 * time.Millisecond
 
 // triggers are the timers of a Loop, and the changes of its peers.
@@ -243,7 +243,7 @@ func (t *triggers) lookAgain(next time.Duration) time.Duration {
 	return min(next, lookGap)
 }
 
-// delay delays the next round by wait, unless a round is delayed already. It reports whether the round is due now.
+// delay delays the next round by the duration wait, unless a round is delayed already. It reports whether the round is due now.
 func (t *triggers) delay(wait time.Duration) (due bool) {
 	if wait > 0 && t.paced == nil {
 		t.paced = time.After(wait)

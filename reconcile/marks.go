@@ -18,8 +18,8 @@ import (
 // bind mount, or by a file system that both mount. So a withdrawal puts a mark into the folder of the copy. The queried
 // nodes look for the mark in their copies, and this node on its other disks. If another copy has the mark, nothing is
 // deleted: both copies are one file. A copy whose folder has the mark of another withdrawal counts for nothing (Marked):
-// that withdrawal may delete it without a query to the node that counts on it. The deletion of an orphan has a mark for this
-// reason only: the image may be declared again while the deletion runs.
+// that withdrawal may delete it without a query to the node that counts on it. The deletion of an orphan has a mark for one
+// reason: if the image is declared again meanwhile, no deletion counts on that folder.
 //
 // A false claim to have seen the mark prevents no deletion: only a node that reads the mark knows its secret. A response has a
 // hash of the secret and the name of the responding node. So a node cannot relay the response of another node that sees the mark.
@@ -40,10 +40,10 @@ func newMark(on system.Disk, id ident.ID, secret func() uint64) mark {
 }
 
 // seenBy returns an error in these cases:
-//   - The mark, which is that of the copy at key, is in the folder of another copy: on any other disk of this node, or according
-//     to the states of other nodes.
+//   - The mark of the copy at key is also in the folder of another copy: on another disk of this node, or according to the
+//     states of other nodes.
 //   - The mark is gone. A node that starts removes all marks in its folders, and its state may be from after that.
-//   - Another copy of this node has the mark of another node.
+//   - Another copy of this node has a mark, and this node has not withdrawn that copy.
 func (m mark) seenBy(key ident.CopyRef, states map[string]model.Node, own *serve.Node, withdrawn map[ident.CopyRef]bool) error {
 	if m.Name == "" {
 		return nil
@@ -80,8 +80,8 @@ func (m mark) seenBy(key ident.CopyRef, states map[string]model.Node, own *serve
 	return nil
 }
 
-// deletesUnmarked returns an error if another copy of the generation is being deleted and its folder got no mark. A deletion of
-// the copy at key may count on a copy that is in that folder.
+// deletesUnmarked returns an error if another copy of the generation is being deleted and its folder got no mark. The
+// deletion of the copy at key may count on a copy in that folder.
 func (j *jobs) deletesUnmarked(key ident.CopyRef) error {
 	for other, run := range j.running {
 		if other.ID == key.ID && other != key && run.deletion != nil && run.deletion.phase == deleting && run.deletion.mark.problem != nil {
@@ -105,8 +105,8 @@ func (m mark) mayBeUsed(o plan.Observed, key ident.CopyRef) error {
 	return nil
 }
 
-// mayBeSame returns an error if the copies at key and other may be one file. They are two files if a mark could be written, or
-// if both are on this node, on different file systems.
+// mayBeSame returns an error if the copies at key and other may be one file. They are two files if both are on this node, on
+// different file systems, or if the mark could be written: seenBy has not found it in the other folder.
 func (m mark) mayBeSame(o plan.Observed, key, other ident.CopyRef) error {
 	a, b := o.Disks[key.Disk].Copies[key.ID].Folder, o.Disks[other.Disk].Copies[other.ID].Folder
 	known := a != (model.FolderID{}) && b != (model.FolderID{})

@@ -46,7 +46,7 @@ type backlog struct {
 	actions []plan.Action // in the order of the plan, one for each copy
 }
 
-// add adds an action. It leaves out actions that begin in a round only: deletions, the scrub of a plan, and
+// add adds an action. It leaves out actions that only a round begins: deletions, the scrub of a plan, and
 // the second action on a copy.
 func (b *backlog) add(a plan.Action) {
 	n := len(b.actions)

@@ -23,7 +23,7 @@ type peers struct {
 	system system.Peers
 	states map[string]peerState // by node
 	ledger *evidence.Ledger
-	// otherConfig has, by node, since when it has had another config digest than this node, or none, by
+	// otherConfig has the nodes that have no config digest, or another one than this node, and since when, by
 	// the steady clock.
 	otherConfig map[string]time.Time
 }
@@ -72,7 +72,7 @@ func targetsOf(d plan.Desired) map[string]peer.Target {
 	return at
 }
 
-// mergeInto adds the last observations of the other nodes to o; nil: there are none. For a node that does not respond
+// mergeInto adds the last observations of the other nodes to o. nil means that there are none. For a node that does not respond
 // it adds the last state of that node. now is the steady time of o.
 func (s *peers) mergeInto(d plan.Desired, o *plan.Observed, observations map[string]peer.Observation, now time.Time) {
 	if observations == nil {
@@ -188,8 +188,8 @@ func mergeJobs(o plan.Observed, d plan.Desired, a peer.Observation, at time.Time
 			if c.Job != "" {
 				o.Running[key] = true
 			}
-			// A failure under another declaration says nothing about this one, unless its cause is
-			// the disk or the network.
+			// A failure under another declaration says nothing about this one, unless the disk or
+			// the network caused it.
 			if c.Failure != nil && (sameConfig || c.Failure.Fault != model.FaultSource) {
 				o.Failures[key] = peerFailure(*c.Failure, a.State.Clock, at)
 			}
@@ -201,8 +201,8 @@ func mergeJobs(o plan.Observed, d plan.Desired, a peer.Observation, at time.Time
 // longer only after wrong bytes (rareBackoff in package job); that failure is Final.
 const maxPeerRetry = time.Hour
 
-// peerFailure translates a failure on another node to the wall clock of this node. at is when it was received, and clock the wall
-// time of the other node then. A failure cannot have happened in the future, whatever that node says.
+// peerFailure translates a failure on another node to the wall clock of this node. When it was received, this clock showed at,
+// and the wall clock of the other node showed the time in clock. A failure cannot have happened in the future, whatever that node says.
 func peerFailure(f model.Failure, clock, at time.Time) model.Failure {
 	if !clock.IsZero() {
 		f = f.Translated(clock, at)

@@ -28,7 +28,7 @@ type Reconciler struct {
 	health *once.Log
 	clock  clock
 
-	disks        disks        // the declared disks, as far as they can be opened
+	disks        disks        // the declared disks, opened if possible
 	peers        peers        // the other nodes, as they publish their state
 	jobs         *jobs        // what runs now
 	pendingUsage pendingUsage // usage that is not in the records yet
@@ -43,8 +43,8 @@ type Reconciler struct {
 	conditions func() []model.Condition // see model.Node; nil: this process sends no notifications
 }
 
-// New returns a Reconciler for this machine. Its downloads go through client, and it queries the
-// other nodes through peers; nil: it queries none. With readOnly it only observes: it locks no disk, and
+// New returns a Reconciler for this machine. It downloads by client, and queries the other nodes by
+// peers; with peers nil it queries none. With readOnly it only observes: it locks no disk, and
 // only Observe may be called.
 func New(client fetch.Client, peers *peer.Client, log *slog.Logger, readOnly bool) *Reconciler {
 	local, s := system.New(client, peers, log, readOnly)
@@ -169,8 +169,8 @@ func (r *Reconciler) Restore(d plan.Desired, failed map[ident.CopyRef]model.Fail
 	}
 }
 
-// Converge does rounds until nothing can be done without waiting for time to pass or for another
-// node, and returns the last observation and plan. The error is context.Cause(ctx); jobs
+// Converge does rounds until everything that remains waits for time to pass or for another node,
+// and returns the last observation and plan. The error is context.Cause(ctx); jobs
 // may run then, until Close.
 func (r *Reconciler) Converge(ctx context.Context, d plan.Desired) (o plan.Observed, p plan.Plan, err error) {
 	for {

@@ -197,8 +197,8 @@ func (l *Loop) EndUses(ctx context.Context, image, uuid string) error {
 	return err
 }
 
-// RequestCleanup is Cleanup that does not wait: done is called with the outcome, at once or by
-// the next Step.
+// RequestCleanup requests what Cleanup requests, but does not wait: done is called with the outcome,
+// at once or by the next Step.
 func (l *Loop) RequestCleanup(image, uuid string, on ident.DiskRef, despite []string, done func(plan.Action, error)) {
 	v := l.View()
 	key := ident.CopyRef{Disk: on, ID: ident.ID{Name: image, UUID: uuid}}

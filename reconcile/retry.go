@@ -18,7 +18,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/reconcile/status"
 )
 
-// ErrNothingFailed: no action for an image waits on this node because an attempt failed.
+// ErrNothingFailed: on this node, no failed attempt delays an action for the image.
 var ErrNothingFailed = errors.New("no failed attempt delays it on this node")
 
 // Attempt is the next attempt of an action that has failed, after a client requested it.
@@ -41,7 +41,7 @@ func (l *Loop) Retry(ctx context.Context, image string, on []ident.DiskRef) ([]A
 	return await(ctx, func(done func([]Attempt, error)) { l.RequestRetry(image, on, done) })
 }
 
-// RequestRetry is Retry that does not wait: done is called with the outcome, at once or by the next Step.
+// RequestRetry does what Retry does, but does not wait: done is called with the outcome, at once or by the next Step.
 func (l *Loop) RequestRetry(image string, on []ident.DiskRef, done func([]Attempt, error)) {
 	declared, err := declaredImage(l.View(), image)
 	if err != nil {
@@ -115,7 +115,7 @@ func retryText(f model.Failure) string {
 	return f.RetryAt.UTC().Format(time.RFC3339)
 }
 
-// whyNotFailed returns what an image waits for if it does not wait after a failed attempt on this node. The
+// whyNotFailed returns what an image waits for when no failed attempt on this node delays it. The
 // text is "" or begins with a colon.
 func whyNotFailed(v *status.View, id ident.ID) string {
 	var reasons []string

@@ -216,8 +216,8 @@ func (m *commitMemory) check(ctx context.Context, disks map[ident.DiskRef]*disk.
 	return nil
 }
 
-// compare returns an error if the current commit does not descend from last, or is dated before last. what describes last in
-// the error.
+// compare returns an error if the current commit does not descend from last, or is dated before last. The text what names last
+// in the error.
 func (m *commitMemory) compare(ctx context.Context, last disk.ConfigCommit, what string) error {
 	key := [2]string{m.current.Name, last.Name}
 	d, known := m.descents[key]

@@ -27,7 +27,7 @@ type Options struct {
 	Commits *SignedCommits // nil: commits need no signature
 	Log     *slog.Logger
 	Now     func() time.Time // the wall clock
-	// Open opens and locks the disks of a desired state. It fails if no disk can be used, and another process writes to a disk.
+	// Open opens and locks the disks of a desired state. It fails if no disk can be used while another process writes to one.
 	Open func(plan.Desired) error
 	// Opened returns the usable disks that Open opened. It is for commits only.
 	Opened func() map[ident.DiskRef]*disk.Disk

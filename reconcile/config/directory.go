@@ -13,7 +13,7 @@ import (
 // Directory reads the config directory in a goroutine of its own, so that rounds go on while a
 // configuration is loaded.
 type Directory struct {
-	// Load is Load of a load.Loader. It may take half a minute, and ends early with its context.
+	// Load is the method of a load.Loader. It may take half a minute, and ends early with its context.
 	Load func(context.Context, configdir.Snapshot) load.Result
 	// Readings are in the order of the reads. The receiver calls Conclude after each.
 	Readings chan Reading

@@ -126,7 +126,7 @@ type FailingReads struct {
 const minReadRate = 64 << 10
 
 // After returns the failing reads after one more attempt. The attempt began at the steady time began, received some bytes and failed
-// with a fault. The result is zero if it did not read an image with a checksum from other nodes, or if the fault is not the
+// with a fault. The result is zero unless the attempt read an image with a checksum from other nodes, and the fault is the
 // network's. A repair without any copy on another node reads the upstream only.
 func (f FailingReads) After(a plan.Action, image schema.Image, fault model.Fault, began time.Time, received int64) FailingReads {
 	readsPeers := (a.Op == model.Sync || a.Op == model.Repair) && a.From != (ident.CopyRef{}) && a.LocalSource == (ident.CopyRef{})

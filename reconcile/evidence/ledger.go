@@ -1,4 +1,4 @@
-// Package evidence is what a node remembers from round to round about trust and failure: which claims of other nodes have turned out
+// Package evidence has what a node remembers from round to round about trust and failure: which claims of other nodes have turned out
 // to be wrong (Ledger), what failed on this node and when it is tried again (Failures), and for how long this node has waited for
 // others (Awaited). All of it is in memory only: a restart begins anew.
 package evidence
@@ -73,7 +73,7 @@ func (l *Ledger) Strike(copy ident.CopyRef, why string, digests ...ident.Digest)
 	return news
 }
 
-// StrikeSources is Strike for each source of bytes with the digest. news reports whether a claim has counted until now.
+// StrikeSources calls Strike for each source of bytes with the digest. news reports whether any claim has counted until now.
 func (l *Ledger) StrikeSources(sources []peer.Source, digest ident.Digest, why string) (news bool) {
 	for _, s := range sources {
 		at := ident.DiskRef{Node: s.Node, Disk: s.Disk}
@@ -82,8 +82,8 @@ func (l *Ledger) StrikeSources(sources []peer.Source, digest ident.Digest, why s
 	return news
 }
 
-// Judge records the outcome of the proof of a copy, for each digest that the node publishes. Only one digest may be the declared
-// digest, and the node can change the other digest as often as it likes. A proof that passed ends all distrust of these claims.
+// Judge records the outcome of the proof of a copy, for each digest that the node publishes. At most one of them is the
+// declared digest, and the node can change the other one as often as it likes. A proof that passed ends all distrust of these claims.
 func (l *Ledger) Judge(copy ident.CopyRef, c model.Copy, p plan.Proof) {
 	switch p.Result {
 	case plan.ProofWrong:

@@ -68,12 +68,12 @@ func NewAction(op model.Op, ref ident.CopyRef, reason model.Reason, bytes int64)
 	return Action{Op: op, Image: ref.ID.Name, UUID: ref.ID.UUID, Node: ref.Disk.Node, Disk: ref.Disk.Disk, Reason: reason, Bytes: bytes}
 }
 
-// wait returns a wait of which nobody knows when it ends, and whether without help.
+// wait returns a wait. It is not known when it ends, nor whether it ends without help.
 func wait(ref ident.CopyRef, reason model.Reason) Action {
 	return NewAction(model.Wait, ref, reason, 0)
 }
 
-// waitUntil returns a wait that ends at a time; zero: at an unknown time.
+// waitUntil returns a wait that ends at the time until. Zero means that this time is not known.
 func waitUntil(ref ident.CopyRef, reason model.Reason, until time.Time) Action {
 	a := wait(ref, reason)
 	a.Until = until
@@ -134,8 +134,8 @@ func (a Action) targetDigest() ident.Digest {
 	return a.Pinned.Digest
 }
 
-// DigestOf returns the digest that the copy of an action must have. Without a declared
-// checksum it is the digest of the copy that the action reads.
+// DigestOf returns the digest that the copy of an action must have. A repair or verification keeps the recorded digest.
+// Otherwise it is the declared checksum. Without one, it is the digest of the copy that the action reads.
 func (d Desired) DigestOf(o Observed, a Action) ident.Digest {
 	ref, image := a.CopyRef(), d.Config.Images[a.Image]
 	if a.VerifiesPeer() {

@@ -11,7 +11,7 @@ import (
 )
 
 // Cluster is the state of all nodes of one configuration at one moment, as each node observes
-// itself. No single node has this state; saved status documents and simulations do.
+// itself. No single node knows this state. Saved status documents and simulations have it.
 type Cluster struct {
 	Now time.Time
 	// Disks are the known disks as their own nodes observe them.

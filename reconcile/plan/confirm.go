@@ -53,7 +53,7 @@ type Response struct {
 }
 
 // WithResponses returns o with the responses to queries about the images of one name. The queries must
-// have started after the withdrawal. Earlier observations do not speak for the deletion any more:
+// have started after the withdrawal. Earlier observations cannot support the deletion any more:
 // a queried node that did not respond is unreachable, and a node that was not queried confirms
 // nothing. A copy counts only if it has proven that it has its bytes. What any node said earlier against the deletion,
 // such as a use, still counts. responses also has the proofs of copies on this node.
@@ -324,10 +324,10 @@ func (p imagePlanner) ownManifest(digest ident.Digest, deleted ident.CopyRef) id
 	return ident.CopyRef{}
 }
 
-// trustsManifest reports whether this node trusts the chunk manifest that the node of a copy serves to describe the bytes with
-// the digest of the copy: another node has the same manifest for the same digest, or this node has read the bytes. Without a
-// declared checksum a node is trusted with the content anyway, except in two cases. If another node has another manifest for
-// the same digest, one of the two is made up. If the deleted copy has the digest, it may be the last copy with these bytes.
+// trustsManifest reports whether this node trusts that the chunk manifest of the copy at ref describes the bytes with its digest.
+// It does if another node has the same manifest for this digest, or if this node has read the bytes. Without a declared checksum,
+// it trusts every node with the content, and so with the manifest, except in two cases. If another node has another manifest for
+// this digest, one of the two is made up. If the deleted copy has this digest, it may be the last copy with these bytes.
 func (p imagePlanner) trustsManifest(ref, deleted ident.CopyRef) bool {
 	c := p.ix.copyAt(ref)
 	if c.ManifestDigest.IsZero() {

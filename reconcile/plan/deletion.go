@@ -198,7 +198,7 @@ func (p imagePlanner) replacement() (by ident.CopyRef, found bool) {
 	return by, n >= p.placement.requiredCopies()
 }
 
-// evictedFor returns an evicted copy that the copy at by replaces. unread is false if no read of the copy at by is due.
+// evictedFor returns an evicted copy which another copy, by, replaces. unread is false if no read of that other copy is due.
 func (p imagePlanner) evictedFor(by ident.CopyRef) (evicted ident.CopyRef, unread bool) {
 	if p.ix.Desired.Allowed != schema.Everything {
 		return ident.CopyRef{}, false // nothing is deleted now
@@ -214,8 +214,8 @@ func (p imagePlanner) evictedFor(by ident.CopyRef) (evicted ident.CopyRef, unrea
 	return p.state.ready[i], true
 }
 
-// readBackFor reports whether the copy at by was read in full after the evicted copy became surplus, and after the last use
-// of the evicted copy. tolerance is the tolerated difference between the clocks of the two nodes.
+// readBackFor reports whether the replacing copy, by, was read in full after the evicted copy became surplus, and after the
+// last use of the evicted copy. tolerance is the tolerated difference between the clocks of the two nodes.
 func (r *Round) readBackFor(evicted, by ident.CopyRef, tolerance time.Duration) bool {
 	c, read := r.copyAt(evicted), r.copyAt(by).ReadBackAt
 	since := c.SurplusSince
@@ -228,7 +228,7 @@ func (r *Round) readBackFor(evicted, by ident.CopyRef, tolerance time.Duration) 
 	if by.Disk.Node != evicted.Disk.Node {
 		since = since.Add(-tolerance)
 	}
-	wrong := read.After(r.Observed.Now.Add(tolerance)) // the clock of this time was wrong
+	wrong := read.After(r.Observed.Now.Add(tolerance)) // the clock that gave this time was wrong
 	return !read.IsZero() && !read.Before(since) && !wrong
 }
 

@@ -59,7 +59,7 @@ type Desired struct {
 //
 // Without declared nodes the node is alone, and paths are its disks, named disk1, disk2 and so
 // on. With declared nodes, paths select among the declared disks of the node, by path or
-// name; no paths select all. After an error the result may be used to observe, but not to act.
+// name, or all if there are no paths. After an error the result may be used to observe, but not to act.
 func NewDesired(r schema.Loaded, node string, paths []string) (Desired, error) {
 	d := Desired{Node: node, Config: r.Config, Digest: r.Digest, Revision: r.Revision, Allowed: r.Allowed,
 		Undecided: r.Undecided, Invalid: map[string]schema.InvalidImage{}}
@@ -155,7 +155,7 @@ func (d Desired) IsRemoved(name string) bool {
 // that is not in Config has been removed.
 func AlwaysConfirmed(string) bool { return true }
 
-// deletionsOff appends to reason why this process deletes nothing.
+// deletionsOff returns the reason with an addition: why this process deletes nothing.
 func (d Desired) deletionsOff(reason model.Reason) model.Reason {
 	if d.Offline {
 		return reason.With(CodeDeletionsOff, ", but nothing is deleted without querying the other nodes (--offline)")

@@ -13,8 +13,8 @@
 //	    find its ready copies and sources     imagestate.go imageState
 //	    rank the disks that match it          rank.go       ranking: same on every node
 //	    walk over them: targets, rejections   placement.go, rejection.go  P1 to P5
-//	    inspect existing files                imageplan.go  imagePlanner: verify, adopt, repair
 //	    add disks with replicas that need it  need.go       G2: their volumes cannot start
+//	    inspect existing files                imageplan.go  imagePlanner: verify, adopt, repair
 //	    surplus copies: delete or keep        surplus.go    surplusPlanner
 //	    what stops a deletion                 deletion.go   undesired: S1 to S6
 //	        if nothing uses or needs them     usage.go      U1 to U8

@@ -130,8 +130,8 @@ func passedOver(nodes map[string]schema.Node, image schema.Image, pl placement) 
 	return out
 }
 
-// missingTag returns the first selector that is not among the tags. matches is true if all
-// selectors are.
+// missingTag returns the first selector that is not among the tags. matches is true if there is no
+// such selector.
 func missingTag(tags, selectors []string) (tag string, matches bool) {
 	for _, s := range selectors {
 		if !slices.Contains(tags, s) {

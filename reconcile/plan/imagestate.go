@@ -172,8 +172,8 @@ func (s *imageState) otherBytesReady(c model.Copy) bool {
 		!slices.ContainsFunc(s.ready, func(ref ident.CopyRef) bool { return s.ix.copyAt(ref).SHA512 == c.SHA512 })
 }
 
-// requiredSpace returns how many more bytes a new copy takes in place of copy c, with the files beside
-// the image; 0: it is not known.
+// requiredSpace returns how many more bytes a new copy takes in place of copy c, including the files
+// beside the image; 0: it is not known.
 func (s *imageState) requiredSpace(c model.Copy) int64 {
 	var data, beside int64
 	own, peers := s.sources()

@@ -25,7 +25,7 @@ func isNew(n model.Need, now time.Time) (until time.Time, isNew bool) {
 	return until, !n.Since.IsZero() && !n.Since.After(now) && until.After(now)
 }
 
-// observedNeed returns the need of replicas for the image on a usable disk without a file of it.
+// observedNeed returns the need of replicas for the image on a usable disk that has no file of the image.
 func (s *imageState) observedNeed(ref ident.DiskRef) (d model.Need, needed bool) {
 	seen := s.ix.Observed.Disks[ref]
 	d, needed = seen.Needs[s.image.ID]

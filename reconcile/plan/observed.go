@@ -45,9 +45,9 @@ type Observed struct {
 	// sent in full. Other copies are asked first.
 	Unanswered map[ident.CopyRef]bool
 	// unconfirmed are the nodes that were not queried after the withdrawal of a copy. The deletion counts on no copy on
-	// these nodes. It is nil unless a deletion is confirmed.
+	// these nodes. It is nil unless a deletion is being confirmed.
 	unconfirmed map[string]bool
-	// proofs are the proofs of the copies. It is nil unless a deletion is confirmed.
+	// proofs are the proofs of the copies. It is nil unless a deletion is being confirmed.
 	proofs map[ident.CopyRef]Proof
 }
 

@@ -32,16 +32,16 @@ func (pl placement) requiredCopies() int {
 	return max(1, min(pl.copies, pl.ranked.len()))
 }
 
-// place walks over the ranked disks, best first. Targets are the first disks that have a copy
-// or can take one, then the disks that the image names, and the disks of this node on which replicas need
-// the image.
-//
-// The first target creates the first copy. Under one configuration, a disk loses this task in these ways (P3, F3):
+// place walks over the ranked disks, best first. Targets are the first disks that have a copy or can take one, then
+// the disks that the image names, and the disks of this node on which replicas need the image. The first target creates
+// the first copy. Under one configuration, a disk loses this task in these ways (P3, F3, G2):
 //
 //	rejects           the disk takes no copy; that includes rejectsUnreachable and idleReason
 //	isFailing         the disk or its connection has failed for the recovery interval
 //	isOverdue         this node has waited too long for the disk; with a declared checksum only
 //	disksInProgress   the first copy has started on another disk
+//	addNeededDisks    a replica on another disk of its node needs the image; only before the first copy has started
+//	keepFirst         a disk without a rank creates the first copy already
 func place(s *imageState, ranked *ranking) placement {
 	pl := placement{ranked: ranked, copies: s.image.Copies}
 	if s.image.AllDisks {
@@ -104,7 +104,7 @@ func (pl *placement) addNamedDisks(s *imageState) {
 	}
 }
 
-// keepFirst makes a disk without a rank the first target if it creates the first copy already: a named disk, or a disk with a need.
+// keepFirst makes the disk that creates the first copy already the first target, also without a rank: a named disk, or a disk with a need.
 func (pl *placement) keepFirst(s *imageState) {
 	if len(s.ready) > 0 {
 		return

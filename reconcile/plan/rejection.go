@@ -27,7 +27,7 @@ type Rejection struct {
 }
 
 // rejects returns why a disk takes no new copy. Then the next ranked disk takes the copy (P3). A disk
-// with a ready copy is rejected only if it is evicted, unreachable or unusable. A file that must only be verified
+// with a ready copy is rejected only if it is evicted, unreachable or unusable. The verification of a file
 // needs no space.
 func rejects(s *imageState, ref ident.DiskRef) Rejection {
 	seen, known := s.ix.Observed.Disks[ref]
@@ -76,8 +76,8 @@ func rejects(s *imageState, ref ident.DiskRef) Rejection {
 }
 
 // rejectsUnreachable returns why a disk takes no copy if its observed state is not current. The
-// disk of an unreachable node keeps its rank for the recovery interval, for example during a
-// reboot (F8). So does a disk that a node with another configuration does not publish.
+// disk of an unreachable node is rejected only after the recovery interval: a reboot is shorter (F8).
+// So is a disk that a node with another configuration does not publish.
 func rejectsUnreachable(s *imageState, ref ident.DiskRef, c model.Copy) Rejection {
 	peer, queried := s.ix.Observed.Peers[ref.Node]
 	_, known := s.ix.Observed.Disks[ref]
@@ -133,8 +133,8 @@ func rejectsForSpace(s *imageState, ref ident.DiskRef, n int64) Rejection {
 	declared, _ := s.ix.Desired.Disk(ref)
 	free := s.ix.Observed.Disks[ref].Space.Free
 	f := s.ix.Observed.Failures[s.on(ref)]
-	// The failed attempt needed more than the next one may: the next upload may be smaller,
-	// and a sync needs space for the data only.
+	// The next attempt may need less than the failed one: the next upload may be smaller, and a
+	// sync needs space for the data only.
 	smaller := f.Op == model.Upload || f.Op.IsFirstCopy() && len(s.ready) > 0
 	if !smaller {
 		n = max(n, f.NeedsSpace)

@@ -63,7 +63,7 @@ func (j Job) fits(image schema.Image) bool {
 	return reflect.DeepEqual(was, now)
 }
 
-// withRunning replaces the planned actions by the jobs that run on their copies already. It records which jobs must end, and
+// withRunning replaces the planned action on a copy by the job that runs on this copy. It records which jobs must end, and
 // why.
 //
 // A job began under a valid plan, and its end has a price: an upstream may be read again from its first byte. So a job

@@ -11,10 +11,10 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// Suspension of an image or of everything: running jobs continue (running.go), no job starts, and no
-// copy is deleted. The plan is made first and suspended afterwards. Copies count, are served, and
-// their use is recorded as usual. So no decision about other images or by other nodes depends on a
-// suspension.
+// Suspension of an image or of everything: no job starts, and no copy is deleted. Running jobs continue, except
+// deletions, and verifications of copies on other nodes (running.go). The plan is made first and suspended afterwards.
+// Copies count and are served, and their use is recorded as usual. So a suspension changes no decision about other
+// images, and none of another node.
 
 // SuspensionOf returns the suspension of an image in effect at the time now; nil: there is
 // none. If two are in effect, it returns the suspension that ends later.
@@ -33,8 +33,8 @@ func (d Desired) SuspensionOf(image schema.Image, now time.Time) *schema.Suspens
 	return all
 }
 
-// suspend replaces every action that is not blocked by its suspended form. The argument by is the suspension in effect; nil: there
-// is none.
+// suspend replaces every action, except blocked ones, with its suspended form. The argument by is the suspension in effect; nil:
+// there is none.
 func suspend(actions []Action, by *schema.Suspension) []Action {
 	if by == nil {
 		return actions

@@ -102,8 +102,8 @@ func implausible(recorded, now time.Time) bool {
 	return recorded.After(now) || recorded.Before(earliestTime)
 }
 
-// needsOf returns, by generation, the disks that need it, of all nodes: a replica on the disk names the generation, and the
-// disk has no verified copy of it. If a node does not respond, or a disk cannot be read any more, its last needs count even
+// needsOf returns, for each generation, the disks of all nodes that need it: a replica on the disk names the generation, and
+// the disk has no verified copy of it. If a node does not respond, or a disk cannot be read any more, its last needs count even
 // beside a verified copy. That copy may be in a folder that another disk shows, and only a response tells that (U5).
 func needsOf(o Observed) map[ident.ID][]ident.DiskRef {
 	needs := map[ident.ID][]ident.DiskRef{}
@@ -177,7 +177,7 @@ func (r *Round) unknownUsage(undeclared model.Code) model.Reason {
 	return reason
 }
 
-// unknownUsageOn is unknownUsage for the disks of one node.
+// unknownUsageOn returns why it is not known whether replicas on one node need such a generation: see unknownUsage.
 func (r *Round) unknownUsageOn(node string, undeclared model.Code) model.Reason {
 	own, peer := node == r.Desired.Node, r.Observed.Peers[node]
 	reason := incompletePeer(peer, node)

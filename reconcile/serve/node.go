@@ -47,7 +47,7 @@ type openDisk struct {
 
 var errNotRead = errors.New("the disks were not read yet: retry later")
 
-// Update replaces the disks that peers can read by the disks of this node in o. open has the disks that are open, also with a problem.
+// Update replaces the disks that peers can read by the disks of this node in o. open has the disks that are open, also those with a problem.
 func (n *Node) Update(d plan.Desired, o plan.Observed, open system.Disks) {
 	now := &disks{node: d.Node, suspects: plan.Suspects(o.Failures), byName: map[string]openDisk{}, images: d.Config.Images}
 	now.config, _ = d.PublishedDigest()
@@ -62,7 +62,7 @@ func (n *Node) Update(d plan.Desired, o plan.Observed, open system.Disks) {
 // Close ends the service.
 func (n *Node) Close() { n.disks.Store(nil) }
 
-// Open returns the open disks, also with a problem. It fails before the first observation.
+// Open returns the open disks, also those with a problem. It fails before the first observation.
 func (n *Node) Open() (system.Disks, error) {
 	now := n.disks.Load()
 	if now == nil {
@@ -81,7 +81,7 @@ func (n *Node) Open() (system.Disks, error) {
 type withdrawals struct {
 	mu      sync.Mutex
 	keys    map[ident.CopyRef]bool
-	watches map[int]map[ident.CopyRef]bool // what is withdrawn at any moment of a running observation, by its number
+	watches map[int]map[ident.CopyRef]bool // for each running observation, by number: what is withdrawn at any moment of it
 	last    int
 }
 
@@ -149,8 +149,8 @@ func (n *Node) Disk(name string) (*disk.Disk, bool) {
 	return system.Folder(d.handle), ok && d.problem == ""
 }
 
-// ReportDamage implements peer.Node. It does nothing for a
-// generation that is not declared: no peer syncs from such a copy.
+// ReportDamage implements peer.Node. For a generation that is not declared it does nothing: no peer
+// syncs from such a copy.
 func (n *Node) ReportDamage(ctx context.Context, name string) { n.Verify(ctx, name) }
 
 // Leaving implements peer.Node. Before the first observation it is true: nothing may be sent then.
