@@ -71,7 +71,7 @@ func (a ChunkAlgorithm) compute(chunk []byte) ChunkHash {
 	return ChunkHash{a, blake3.Sum256(chunk)}
 }
 
-// wholeBLAKE3 is blake3.Sum256 for a chunk of ChunkSize bytes. Sum256 divides it among 64 goroutines, which takes up to
+// wholeBLAKE3 computes blake3.Sum256 of a chunk of ChunkSize bytes. Sum256 itself uses 64 goroutines, which takes up to
 // twice the processor time. This is of no use here: callers hash a chunk while they read or write others.
 func wholeBLAKE3(chunk []byte) [ChunkHashSize]byte {
 	const piece = guts.MaxSIMD * guts.ChunkSize
@@ -108,7 +108,7 @@ func (h ChunkHash) Matches(chunk []byte) bool {
 	return h.algorithm != 0 && h == h.algorithm.Hash(chunk)
 }
 
-// MatchesReader is Matches for the chunk that r returns, up to the end of r.
+// MatchesReader reports whether h is the hash of the chunk that r returns, up to the end of r.
 func (h ChunkHash) MatchesReader(r io.Reader) (bool, error) {
 	if h.algorithm == 0 {
 		return false, nil

@@ -42,7 +42,7 @@ func (p *Part) Clone(ctx context.Context, r *Reader, done func(int64)) error {
 }
 
 // AppendFrom appends the next chunk, which another image r has at the offset from. The conditions of
-// AppendChunk hold. ErrDamaged: the bytes of r there do not match the hash, or cannot be read. Then
+// AppendChunk apply. ErrDamaged: the bytes of r there do not match the hash, or cannot be read. Then
 // nothing was appended.
 //
 // The chunk shares the blocks of r if the file system can do that, and if the argument from is a multiple of the block size.
@@ -52,7 +52,7 @@ func (p *Part) AppendFrom(r *Reader, from, length int64, hash ChunkHash) error {
 	return p.appendFrom(r, from, length, &hash)
 }
 
-// appendFrom is AppendFrom. Without a hash, the bytes are not compared.
+// appendFrom does the work of AppendFrom. If hash is nil, it does not compare the bytes.
 func (p *Part) appendFrom(r *Reader, from, length int64, hash *ChunkHash) error {
 	c, err := p.next(length)
 	if err != nil {

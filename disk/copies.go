@@ -295,8 +295,8 @@ func (m *metaCache) keepOnly(existing map[ident.ID]bool) {
 	maps.DeleteFunc(m.folders, func(id ident.ID, _ cachedFolder) bool { return !existing[id] })
 }
 
-// markDamaged makes isDamaged return true for the file with this evidence. The zero Evidence reverts
-// it.
+// markDamaged makes isDamaged return true for the file with this evidence. A call with the zero
+// Evidence reverts that.
 func (m *metaCache) markDamaged(id ident.ID, file Evidence) {
 	m.change(id, func(c *cachedFolder) { c.damaged = file })
 }

@@ -28,7 +28,7 @@ const markPrefix = "backing.leaving."
 
 var markPattern = regexp.MustCompile(`^[0-9a-f]{16}$`)
 
-// IsMarkName reports whether name may be Mark.Name.
+// IsMarkName reports whether name has the form of a Mark.Name.
 func IsMarkName(name string) bool { return markPattern.MatchString(name) }
 
 // SetMark puts a mark into the folder of a copy.

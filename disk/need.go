@@ -10,7 +10,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk/ident"
 )
 
-// Need describes the replicas on a disk that name an image. Their volumes cannot start without it.
+// Need describes the replicas on a disk that name an image. Their volumes cannot start without the image.
 type Need struct {
 	Replicas []string // names of the replica folders that name the image, sorted
 	// Since is the earliest change time of their volume.meta files. Zero: not known.

@@ -165,7 +165,7 @@ func (p *Part) resume(ctx context.Context) error {
 // The chunk manifest of the image will have the algorithm NewChunks.
 func (p *Part) Begin(source PartSource) error { return p.begin(source, NewChunks) }
 
-// BeginManifest is Begin for the image that manifest m describes, with the algorithm of m.
+// BeginManifest does what Begin does, for the image that manifest m describes, and with the algorithm of m.
 func (p *Part) BeginManifest(source PartSource, m *Manifest) error {
 	return p.begin(source, m.algorithm)
 }
@@ -589,8 +589,8 @@ func (w *partWriter) extend(size int64) error {
 	return w.file.Truncate(size)
 }
 
-// maxUnusable: a full file system may report space as free that cannot be used. This is the most that is assumed. If the
-// file system reports more, a quota is the cause, and more free space would not help.
+// maxUnusable is the most free space that is assumed to be unusable: a full file system may report such space. If it
+// reports more, a quota is the cause, and more free space would not help.
 const maxUnusable = 64 << 20
 
 // wrapNoSpace replaces an ErrNoSpace by a *NoSpaceError with the space that the whole image needs,

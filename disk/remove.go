@@ -133,7 +133,7 @@ func (r *folderRemoval) CheckUnused(bool) error {
 	return r.folder.checkUnused(path.Join(r.now, imageFile))
 }
 
-// checkLeased is checkUnused for an image with a lease of this removal.
+// checkLeased does what checkUnused does, for an image with a lease of this removal.
 func (r *folderRemoval) checkLeased() error {
 	if reason, inUse := r.folder.disk.Users().mayBeInUse(r.folder.id); inUse {
 		return &InUseError{ID: r.folder.id, Reason: reason}

@@ -71,7 +71,7 @@ func (c *Chunker) Next(b []byte, at int) (n int, end bool) {
 }
 
 // CutsZerosAtMax reports whether a chunk that begins in a long run of zeros has the greatest size. This
-// is true for nearly all sizes: the hash of a run of equal bytes does not change.
+// is true for nearly all Sizes: the hash of a run of equal bytes does not change.
 func (c *Chunker) CutsZerosAtMax() bool {
 	return c.first == c.max || !c.cut.at(buzhash(new([windowSize]byte)))
 }

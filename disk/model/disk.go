@@ -75,7 +75,7 @@ type Disk struct {
 	Unmanaged []string `json:"unmanaged,omitempty"` // names of files that this program does not own and leaves alone
 	Copies    Copies   `json:"copies,omitempty"`
 	// Needs are the images that replicas on the disk name, whether they have a copy there or not: Copy.Need of the copies.
-	// If another node's disk has a problem, they are from its last listing; nil: it had none since this process started.
+	// While a disk of another node has a problem, they are from its last listing; nil: there was none since this process started.
 	Needs map[ident.ID]Need `json:"-"`
 }
 
