@@ -78,8 +78,8 @@ new declaration. With --revision or --digest, it is 1 when that configuration is
 
 var digitsOfHash = regexp.MustCompile(`^[0-9a-f]{7,}$`)
 
-// configurationOf returns the configuration that --revision or --digest names. The function changed
-// reports whether a flag was given. An empty value is an error: a script gives it if its command failed.
+// configurationOf returns the configuration that --revision or --digest names. changed(flag) reports
+// whether a flag was given. An empty value is an error: a script passes one if a command in it failed.
 func configurationOf(changed func(flag string) bool, revision, digest string) (status.ConfigID, error) {
 	of := status.ConfigID{Revision: strings.ToLower(revision), Digest: strings.ToLower(digest)}
 	switch {
@@ -124,7 +124,7 @@ func waitReady(ctx context.Context, client *api.Client, names []string, of statu
 		switch {
 		case err == nil || limited.Err() == nil && isPermanent(err):
 			return err
-		case limited.Err() == nil || missing == nil: // the error of a request that the timeout ended is not the reason
+		case limited.Err() == nil || missing == nil: // otherwise the timeout ended the request, and its error is not the reason
 			missing = err
 			bars.showPending(err)
 		}

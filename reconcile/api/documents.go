@@ -24,8 +24,8 @@ type documents struct {
 	loop  *reconcile.Loop
 	peers *peer.Server
 
-	// mu is held while a document is made: that takes many times the memory of the document, and any
-	// number of callers may request it at the same time.
+	// mu lets one document be made at a time: this takes many times the memory of the document, and
+	// any number of callers can request one at once.
 	mu sync.Mutex
 	// etag is the ETag of the document of view with progress. It is made once for all callers that wait for a change.
 	etag     string
@@ -82,7 +82,7 @@ func (d *documents) make(known string) (document []byte, etag string, ok bool) {
 	return encode(s), d.etag, true
 }
 
-// current updates the ETag. s is the status if this had to make the status, and nil otherwise. ok is false before the first
+// current updates the ETag. s is the status if current had to make one, and nil otherwise. ok is false before the first
 // round. The caller holds d.mu.
 func (d *documents) current() (s *status.Status, ok bool) {
 	view, transfers := d.loop.View(), d.loop.Transfers()
@@ -108,7 +108,7 @@ func (d *documents) changed(known string) bool {
 	return !ok || d.etag != known
 }
 
-// wait returns when the ETag of the status differs from known, after the time in most, or when ctx ends.
+// wait returns when the ETag of the status differs from known, after the duration most, or when ctx ends.
 func (d *documents) wait(ctx context.Context, known string, most time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, most)
 	defer cancel()

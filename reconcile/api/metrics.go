@@ -66,7 +66,7 @@ var (
 	desiredCopies = gauge("desired_copies", "Number of desired copies of the declared images on all nodes.")
 	readyCopies   = gauge("ready_copies", "Number of desired copies that are ready, on all reachable nodes.")
 	missingCopies = gauge("missing_copies", "Number of desired copies of an image that are not ready, for at most 100 images with missing copies.", "image")
-	leftCopies    = gauge("remaining_copies", "Number of ready copies on all reachable nodes, of each image in missing_copies.", "image")
+	leftCopies    = gauge("remaining_copies", "Number of ready copies of an image on all reachable nodes, for each image in missing_copies.", "image")
 	peerReachable = gauge("peer_reachable", "1 if the peer responds, 0 otherwise.", "peer")
 	peerAge       = gauge("peer_last_response_age_seconds", "Seconds since the last response of the peer; of an unreachable peer, since the last query that it answered.", "peer")
 	planned       = gauge("planned_actions", "Number of actions in the current plan, including those that wait or are blocked, by op.", "op")
@@ -153,8 +153,8 @@ var proofNames = map[plan.ProofResult]string{plan.ProofPassed: "passed", plan.Pr
 
 type sender chan<- prometheus.Metric
 
-// value sends a value. Its labels may be names from the configuration, whose control characters the
-// text format does not escape.
+// value sends a value with printable labels: a label can be a name from the configuration, and the
+// text format does not escape control characters.
 func (s sender) value(m metric, v float64, labels ...string) {
 	for i, label := range labels {
 		labels[i] = text.Line(label)

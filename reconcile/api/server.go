@@ -248,7 +248,7 @@ func withoutPrefix(prefix string, isRoute func(*http.Request) bool, h http.Handl
 }
 
 // refuse sends the reason why a request is not executed, and closes the connection. It does not wait
-// for the body of the request: otherwise every machine that can connect could hold connections by
+// for the body of the request: otherwise every machine that can connect could hold connections with
 // bodies that it announces and does not send.
 func refuse(w http.ResponseWriter, r *http.Request, err *httperror.Error) {
 	if r.ContentLength != 0 {
@@ -321,7 +321,7 @@ func respond(do action) http.HandlerFunc {
 	}
 }
 
-// refusalOf returns the response for the error of an action. An unknown error does not concern the request: the same request
+// refusalOf returns the response for the error of an action. An unknown error is no fault of the request: the same request
 // may succeed later.
 func refusalOf(err error) *httperror.Error {
 	code := http.StatusServiceUnavailable
@@ -510,8 +510,8 @@ func newRetryBody(attempts []reconcile.Attempt) (body retryBody, starts bool) {
 	return body, starts
 }
 
-// keptText returns why a copy whose deletion was requested is kept: the plan has the action a for
-// it, and no deletion.
+// keptText returns why the requested deletion of a copy does not happen: the plan has the action
+// a for the copy instead.
 func keptText(a plan.Action) string {
 	if a.Idle() {
 		return "kept: " + a.Text

@@ -1,5 +1,5 @@
-// Package delivery sends messages to a server of the operator (Sender), remembers how that went (Outcome), and sends the status
-// document of this node to the server of settings.report (Reporter). Package notification sends those of settings.notify.
+// Package delivery sends messages to a server of the operator (Sender), remembers their outcome (Outcome), and sends the status document
+// of this node to the server of settings.report (Reporter). Package notification sends messages to the server of settings.notify.
 package delivery
 
 import (
@@ -75,8 +75,8 @@ func (d *Outcome) Done(err error) (wait time.Duration) {
 	return wait
 }
 
-// backoffAfter returns the delay after a failed attempt. Unlike a download, no attempt is the last one: the server or the
-// credentials may be corrected.
+// backoffAfter returns the delay after a failed attempt. Attempts never stop, unlike those of a download: the
+// server or the credentials may be corrected.
 func backoffAfter(err error, attempts int, rnd float64) time.Duration {
 	failure := &fetch.Error{Class: fetch.Network}
 	if e, ok := errors.AsType[*fetch.Error](err); ok {
@@ -107,7 +107,7 @@ func (d *Outcome) Counts() Counts {
 	return d.counts
 }
 
-// Sender sends a message with the settings of a round. The message may take the timeout as a whole; a stall ends it sooner.
+// Sender sends a message with the settings of a round. The whole attempt may take the timeout; a stall ends it sooner.
 type Sender func(ctx context.Context, timeout time.Duration, s schema.Settings, m fetch.Message) error
 
 // NewSender returns a Sender that uses client.
@@ -115,7 +115,7 @@ func NewSender(client fetch.Client) Sender {
 	return func(ctx context.Context, timeout time.Duration, s schema.Settings, m fetch.Message) error {
 		client := client // a copy, because the setting may change
 		client.AllowLoopback = s.AllowLoopbackSources
-		ctx, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("the request was not done within %v", timeout))
+		ctx, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("the request did not end within %v", timeout))
 		defer cancel()
 		return client.Send(ctx, m)
 	}

@@ -20,7 +20,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// Rounds are the rounds of a node and its running jobs. The functions may be called concurrently.
+// Rounds gives a Reporter the rounds and the running jobs of a node. The functions may be called concurrently.
 type Rounds struct {
 	View      func() *status.View    // the last round; nil before the first one
 	NextRound func() <-chan struct{} // closed when View returns a later round; call it before View
@@ -28,7 +28,7 @@ type Rounds struct {
 }
 
 // Reporter puts the status document of this node at the address in settings.report. It works beside the rounds, so that no
-// server delays them, and keeps nothing for later: each attempt sends the document of its own time.
+// server delays them. It keeps no document for later: each attempt sends the current one.
 type Reporter struct {
 	Outcome *Outcome
 
@@ -46,7 +46,7 @@ type Reporter struct {
 const (
 	// reportGap is the least time between two documents, and between two looks for a change.
 	reportGap = time.Minute
-	// maxReportAge is when a document is sent again although only its times and the free space have changed.
+	// maxReportAge is after what time a document is sent again, although only its times and the free space have changed.
 	maxReportAge = time.Hour
 	// reportTimeout is how long a document may take.
 	reportTimeout = 5 * time.Minute
@@ -122,7 +122,7 @@ func (r *Reporter) put(ctx context.Context, settings schema.Settings, s status.S
 	}
 	document = append(text.PrintableJSON(document), '\n')
 	if len(document) > status.MaxSavedFile {
-		return errors.New("the document has more than " + humanize.IBytes(status.MaxSavedFile) + ", the most that a command reads")
+		return errors.New("the document is larger than " + humanize.IBytes(status.MaxSavedFile) + ", the limit of the commands that read it")
 	}
 	return r.send(ctx, reportTimeout, settings, fetch.Message{
 		URL: r.target.URLOf(r.node), Credentials: r.target.Credentials,

@@ -150,7 +150,7 @@ func New(c *plan.Cluster, d plan.Desired, p plan.Plan) Fleet {
 	return f
 }
 
-// Without returns r without the images and disks that the lists of base have with the same values.
+// Without returns r without the images and disks that base lists with the same values.
 func (r Risk) Without(base Risk) Risk {
 	r.LosesAll = slices.DeleteFunc(slices.Clone(r.LosesAll), func(s string) bool { return slices.Contains(base.LosesAll, s) })
 	r.BelowReserve = slices.DeleteFunc(slices.Clone(r.BelowReserve), func(s string) bool { return slices.Contains(base.BelowReserve, s) })

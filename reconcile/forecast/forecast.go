@@ -143,7 +143,7 @@ func (f *builder) addAction(a plan.Action) {
 	}
 }
 
-// enoughAfter reports whether enough copies of the image will be ready without the copy key.
+// enoughAfter reports whether enough copies of the image will be ready without the copy that key names.
 func (f *builder) enoughAfter(key ident.CopyRef) bool {
 	image, declared := f.desired.Config.Images[key.ID.Name]
 	if !declared {

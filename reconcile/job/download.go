@@ -85,7 +85,7 @@ func (j Job) downloadVerified(ctx context.Context, id ident.ID, r fetch.Request)
 	}
 }
 
-// fromAddress adds the address that sent the bytes to an error that is found after the last byte.
+// fromAddress adds to err which address sent the bytes: an error that is found after the last byte does not say so.
 func fromAddress(address string, err error) error {
 	wrong := isA[*disk.ChecksumError](err) || isA[*disk.FormatError](err) || isA[*disk.SignatureError](err)
 	if !wrong || isA[*fetch.Error](err) {

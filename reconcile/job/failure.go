@@ -109,7 +109,7 @@ func errorText(err error) string {
 	return err.Error()
 }
 
-// cause is the cause of an error, as far as it decides about the next attempt.
+// cause has what the cause of an error decides about the next attempt.
 type cause struct {
 	fault model.Fault
 	final bool          // the action fails again until the declaration or the source changes

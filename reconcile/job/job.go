@@ -27,8 +27,8 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// Order is an action of a plan with what its execution needs to know. It does not change while the job
-// runs, except the result of PeerCopies and the counters of Progress.
+// Order is an action of a plan, with what a job must know to execute it. It does not change while the
+// job runs, except the result of PeerCopies and the counters of Progress.
 type Order struct {
 	Action   plan.Action
 	Image    schema.Image // zero if the image is not declared
@@ -39,9 +39,9 @@ type Order struct {
 	AllowLoopback bool
 	// Digest is the digest of the bytes that other nodes may send; zero: they may send nothing.
 	Digest ident.Digest
-	// Mark is the mark of a withdrawn copy, which must still be there at its deletion; zero: it has none.
+	// Mark is the mark of a withdrawn copy: it must still be in the folder when the copy is deleted. Zero: the copy has none.
 	Mark disk.Mark
-	// Counted are the copies of this node on which the deletion of a copy counts that could get no mark.
+	// Counted is for the deletion of a copy that could get no mark: the copies of this node on which the deletion counts.
 	Counted []ident.CopyRef
 	// PeerCopies returns the copies with Digest that other nodes offer now.
 	PeerCopies func() []peer.Source
@@ -51,8 +51,8 @@ type Order struct {
 	// LocalCopies are copies on this node with the same bytes, for a repair. Seeds are copies on this node that may have
 	// some of the bytes, for a sync from peers and a download by an index.
 	LocalCopies, Seeds []ident.CopyRef
-	// Damaged is called with a seed that does not have the bytes of its manifest: it must be verified. It
-	// may be called by any goroutine, and does not block.
+	// Damaged is called with a seed whose bytes do not match its manifest: the seed must be verified. Any
+	// goroutine may call Damaged, and it does not block.
 	Damaged func(ident.CopyRef)
 }
 
@@ -67,7 +67,7 @@ type Job struct {
 	// Survey receives what a download by an index costs. WarnIndex receives why the whole file is downloaded.
 	Survey    func(assemble.Survey)
 	WarnIndex func(error)
-	WarnKeys  func(text string) // receives what is wrong with a folder of keys that can be used all the same
+	WarnKeys  func(text string) // receives what is wrong with a folder of keys that is still usable
 	Uploads   *upload.Sessions
 	Restores  *backup.MemoryBudget
 }
@@ -129,8 +129,8 @@ func (j Job) fill(ctx context.Context, id ident.ID, want ident.Digest, check dis
 	}
 	if err := transfer(part); err != nil {
 		// Bytes that cannot be right are of no use, and on a full disk the partial file would take
-		// the space of other copies. A file without bytes is discarded too, unless the job was
-		// stopped, or has an index: then a later job resumes it.
+		// the space of other copies. A file without bytes stays only if it has an index, or if the
+		// job was stopped: then a later job resumes it.
 		isEmpty := part.Offset() == 0 && part.Source().Index == ""
 		if classify(err, 0, 0).final || errors.Is(err, disk.ErrNoSpace) || isEmpty && ctx.Err() == nil {
 			return errors.Join(err, part.Discard())

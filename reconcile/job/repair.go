@@ -40,9 +40,8 @@ func (j Job) verify(ctx context.Context, id ident.ID) error {
 	return err
 }
 
-// rewriteUnreadable rewrites those chunks of a ready copy that its disk could not read: the disk
-// may remap the sectors then. If that fails, the copy stays as it was, unless it is damaged by then, and the error has both
-// reasons.
+// rewriteUnreadable rewrites those chunks of a ready copy that its disk could not read: the disk may remap the sectors
+// then. If that fails, the error has both reasons. The copy stays as it was, unless it turned out to be damaged.
 func (j Job) rewriteUnreadable(ctx context.Context, id ident.ID, readErr error) error {
 	j.Progress.Done.Store(0)
 	err := j.repair(ctx, id)

@@ -16,9 +16,9 @@ import (
 // maxOtherSeeds limits the seeds that are copies of other images.
 const maxOtherSeeds = 4
 
-// SeedsOf returns the seeds of an action: ready copies of other generations of the image on its node, for a sync from other nodes
-// or a download by an index. It prefers copies that were verified last: they probably are the newest generations. For a
-// download by an index, copies of other images that have an index follow.
+// SeedsOf returns the seeds of an action: for a sync from other nodes or a download by an index, the ready copies of other
+// generations of the image on its node. It prefers copies that were verified last: they probably are the newest generations. For
+// a download by an index, copies of other images that have an index follow.
 func SeedsOf(a plan.Action, image schema.Image, disks map[ident.DiskRef]model.Disk) (seeds []ident.CopyRef) {
 	byIndex := a.Op == model.Download && image.Source.Download != nil && image.Source.Download.Index != ""
 	if !byIndex && (a.Op != model.Sync || a.LocalSource != (ident.CopyRef{})) {
@@ -78,8 +78,8 @@ func LocalCopiesFor(a plan.Action, digest ident.Digest, disks map[ident.DiskRef]
 }
 
 // openSeeds opens the seeds of the job for package assemble. It leaves out seeds that cannot be opened: their bytes can be
-// transferred. An older generation without an index is worth a full read (Cut). A copy of another image is a seed only by its
-// index. The caller calls done at the end.
+// transferred. An older generation without an index is worth a full read (Cut). A copy of another image is not: it serves
+// only if it has an index. The caller calls done at the end.
 func (j Job) openSeeds() (seeds []assemble.Seed, done func()) {
 	for _, ref := range j.Seeds {
 		on := j.Disks[ref.Disk.Disk]
@@ -111,8 +111,8 @@ func (j Job) openSeeds() (seeds []assemble.Seed, done func()) {
 	}
 }
 
-// dropSeedIndexes removes the indexes of the seeds: one of them may be the reason why an image that was assembled has
-// other bytes. They are computed from the bytes when they are needed again.
+// dropSeedIndexes removes the indexes of the seeds: a wrong index may be the reason why the assembled image has other
+// bytes. They are computed from the bytes when they are needed again.
 func (j Job) dropSeedIndexes() {
 	for _, ref := range j.Seeds {
 		_ = j.Disks[ref.Disk.Disk].DropIndex(ref.ID) // it is only a cache

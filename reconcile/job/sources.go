@@ -33,7 +33,7 @@ func (j Job) export(ctx context.Context, id ident.ID) error {
 	})
 	if rejected, ok := errors.AsType[*disk.FormatError](err); ok && j.format() == model.Raw {
 		// A guest may have written anything to the volume. The hint of the error is for an image file.
-		err = &fetch.Error{Class: fetch.BadSource, Err: fmt.Errorf("%s: its bytes cannot be a raw image, because programs would take it for another format (%s): declare exportType: qcow2, which contains them as the disk",
+		err = &fetch.Error{Class: fetch.BadSource, Err: fmt.Errorf("%s: its bytes cannot be a raw image, because programs would take them for another format (%s): declare exportType: qcow2, a file whose disk has these bytes",
 			source, strings.TrimPrefix(rejected.Reason, "declared raw, but "))}
 	} else if isA[*disk.ChecksumError](err) {
 		err = fmt.Errorf("%s: %w", source, err)
@@ -49,8 +49,8 @@ func ExportRequest(e schema.ExportFromVolume) export.Request {
 	}
 }
 
-// clone creates the copy from a ready copy of its source image on this node. The open reader
-// keeps that copy from being deleted meanwhile.
+// clone creates the copy from a ready copy of its source image on this node. While its reader
+// is open, that copy is not deleted.
 func (j Job) clone(ctx context.Context, id ident.ID) error {
 	from, r, err := j.openSource()
 	if err != nil {

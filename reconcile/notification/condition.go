@@ -13,7 +13,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/schema"
 )
 
-// Kind is what holds for an image or for the configuration. Kinds are added; none changes its meaning.
+// Kind is what holds for an image or for the configuration. New kinds may be added; no kind changes its meaning.
 type Kind string
 
 // The kinds.
@@ -26,8 +26,8 @@ const (
 	SuspensionOver Kind = "suspension-over" // a suspension has ended, and is still declared
 )
 
-// Condition is what an episode is about: the copies of an image on one node, an image in the cluster if Node is "", or the
-// configuration if Image is "", too.
+// Condition is what an episode is about: the copies of an image on one node. If Node is "", it is an image in the whole
+// cluster; if Image is "" too, the configuration.
 type Condition struct {
 	Kind        Kind
 	Image, Node string
@@ -36,13 +36,13 @@ type Condition struct {
 // DamageShown is for how long a damage counts after it was found, even if the copy was repaired at once: the disk may be faulty.
 const DamageShown = time.Hour
 
-// observation is which conditions hold: those of the whole cluster, and those of the copies on this node.
+// observation tells which conditions hold, for the whole cluster and for the copies on this node.
 type observation struct {
 	on      map[Condition]string // with a text for people
-	unknown bool                 // a condition that is not in on may hold, too
+	unknown bool                 // conditions that are not in the field on may hold, too
 }
 
-// blockingCodes are the reasons of images and copies that only a person can remove.
+// blockingCodes are the reasons that only a person can remove.
 var blockingCodes = map[model.Code]bool{
 	plan.CodeRejected: true, plan.CodeNeedRejected: true, plan.CodeNamedDisk: true, plan.CodeUploadLost: true, plan.CodeCloneUndeclared: true,
 	plan.CodeDamagedInUse: true, plan.CodeChecksumMismatch: true, plan.CodeConflict: true, plan.CodeVerifyRequired: true, plan.CodeReplenishOff: true,

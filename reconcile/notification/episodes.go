@@ -8,7 +8,7 @@ import (
 	"github.com/seed-26586806/backing-image-manager/disk/model"
 )
 
-// Hold is how long a condition must hold before its beginning is sent, and must not hold before its end is sent.
+// Hold is for how long a condition must have held before its beginning is sent, and must have been gone before its end is sent.
 const Hold = 5 * time.Minute
 
 const (
@@ -18,10 +18,10 @@ const (
 	maxEnded = 20
 )
 
-// episodes are the episodes of all conditions. An episode is one time during which a condition holds, with interruptions shorter than
-// Hold. They are for one goroutine.
+// episodes are the episodes of all conditions. An episode is a period in which a condition holds, with interruptions shorter than
+// Hold. Only one goroutine may use episodes.
 type episodes struct {
-	// repeat is after what time an episode that goes on is sent again; 0: never, because the server keeps its events.
+	// repeat is the interval at which an episode that goes on is sent again; 0: it is sent once, because the server keeps its events.
 	repeat  time.Duration
 	current map[Condition]*episode
 	ended   map[Condition][]ended // by time
@@ -54,7 +54,7 @@ type event struct {
 
 func (e event) over() bool { return !e.Ended.IsZero() }
 
-// update continues the episodes. sends reports whether this node sends the events of a condition.
+// update continues the episodes. sends(c) reports whether this node sends the events of the condition c.
 func (t *episodes) update(o observation, now time.Time, sends func(Condition) bool) {
 	if t.current == nil {
 		t.current, t.ended = map[Condition]*episode{}, map[Condition][]ended{}
@@ -96,15 +96,15 @@ func (t *episodes) end(c Condition, e *episode, sends bool) {
 	}
 }
 
-// keep sets the ended episodes of a condition, without the oldest beyond maxEnded.
+// keep sets the ended episodes of a condition. It drops the oldest ones beyond maxEnded.
 func (t *episodes) keep(c Condition, list []ended) {
 	if t.ended[c] = list[max(0, len(list)-maxEnded):]; len(list) == 0 {
 		delete(t.ended, c)
 	}
 }
 
-// adopt gives an episode that is not active the earliest beginning that another node published, so that its events have the same id from
-// all nodes. A beginning more than Hold earlier is that of an episode before: with it, the receiver would drop this episode.
+// adopt sets, in each episode that is not active, the earliest beginning that another node published: then its events have the same id
+// from all nodes. A beginning more than Hold earlier belongs to an episode before: with it, the receiver would drop this episode.
 func (t *episodes) adopt(published []model.Condition) {
 	for _, p := range published {
 		e := t.current[Condition{Kind(p.Kind), p.Image, ""}]
@@ -114,7 +114,7 @@ func (t *episodes) adopt(published []model.Condition) {
 	}
 }
 
-// published returns the episodes that other nodes observe, too, sorted.
+// published returns the episodes about the whole cluster, sorted: other nodes observe them, too.
 func (t *episodes) published() []model.Condition {
 	var published []model.Condition
 	for _, c := range slices.SortedFunc(maps.Keys(t.current), compareConditions) {

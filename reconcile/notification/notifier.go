@@ -108,7 +108,7 @@ func (n *Notifier) step(ctx context.Context, v *status.View) {
 	}
 }
 
-// retarget adopts the setting. To another server than before, all episodes are new.
+// retarget adopts the setting. For another server than before, all episodes are new.
 func (n *Notifier) retarget(declared *schema.Notify) {
 	target, server := schema.Notify{}, ""
 	if declared != nil {

@@ -35,8 +35,8 @@ func WritePlan(w io.Writer, p plan.Plan, style Style) error {
 	return write(w, style.Format, p, text, func() *comment { return planMarkdown(p, style) })
 }
 
-// Outcome returns the line that replaces the plan p of the node of d. "" means that p itself says enough. The argument
-// worked reports whether a run has executed an action.
+// Outcome returns the line that replaces the plan p of one node, whose desired state is d. "" means that p itself says
+// enough. The argument worked reports whether a run has executed an action.
 func Outcome(d plan.Desired, o plan.Observed, p plan.Plan, worked bool) string {
 	disks, all := "The disks match the configuration.", true
 	for _, seen := range o.Disks {

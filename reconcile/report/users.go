@@ -27,7 +27,7 @@ func Users(s status.Status, generations []status.ImageStatus) []User {
 		for _, c := range image.Copies {
 			u := User{UUID: image.UUID, Node: c.Node, Disk: c.Disk}
 			cleanup := fmt.Sprintf("backing-image cleanup %s --uuid %s", image.Name, image.UUID)
-			byHand := fmt.Sprintf("if the replica is gone for good and its folder cannot be seen, on %s: %s --use-ended", c.Node, cleanup)
+			byHand := fmt.Sprintf("if the replica is gone for good and its folder cannot be seen, run on %s: %s --use-ended", c.Node, cleanup)
 			if c.UsedBy != "" {
 				u.By, u.Ends = c.UsedBy, "the replica is deleted, or the process closes the file; "+byHand
 				users = append(users, u)
@@ -35,7 +35,7 @@ func Users(s status.Status, generations []status.ImageStatus) []User {
 			if c.Need != nil && (c.UsedBy == "" || c.State != model.Ready) {
 				u.Needed, u.By, u.Since = true, c.Need.By, c.Need.Since
 				if c.Node != s.Node {
-					byHand = fmt.Sprintf("if the claim is wrong: %s --on NODE/DISK --despite-need %s", cleanup, c.Node)
+					byHand = fmt.Sprintf("if the claim is wrong, run: %s --on NODE/DISK --despite-need %s", cleanup, c.Node)
 				}
 				u.Ends = "the replica is deleted, or the disk has a verified copy; " + byHand
 				users = append(users, u)

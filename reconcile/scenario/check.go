@@ -45,7 +45,7 @@ func checkScenario(file string, a *txtar.Archive) error {
 	for _, f := range a.Files {
 		name := filepath.Clean(f.Name)
 		if !filepath.IsLocal(name) || strings.Contains(name, "$") {
-			errs = append(errs, fmt.Errorf("%s: file %q is not in the scenario's folder: use a relative path without variables", file, f.Name))
+			errs = append(errs, fmt.Errorf("%s: file %q must be in the scenario's folder: use a relative path without variables", file, f.Name))
 		}
 		if seen[name] {
 			errs = append(errs, fmt.Errorf("%s: file %q occurs twice", file, f.Name))

@@ -273,13 +273,13 @@ var assertCommands = []command{
 	},
 	{
 		synopsis: "blocked IMAGE [REGEXP]",
-		help:     "An action of the image is blocked, for a reason that matches.",
+		help:     "The plan has a blocked action of the image, and its reason matches REGEXP.",
 		minArgs:  1, maxArgs: 2,
 		check: func(st *session, in input) (checkResult, error) { return checkPlanned(st, in, model.Blocked) },
 	},
 	{
 		synopsis: "waits IMAGE [REGEXP]",
-		help:     "An action of the image waits, for a reason that matches.",
+		help:     "The plan has a waiting action of the image, and its reason matches REGEXP.",
 		minArgs:  1, maxArgs: 2,
 		check: func(st *session, in input) (checkResult, error) { return checkPlanned(st, in, model.Wait) },
 	},

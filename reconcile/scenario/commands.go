@@ -251,7 +251,7 @@ func option[T any](in input, name string, parse func(string) (T, error), otherwi
 
 func (in input) has(word string) bool { return slices.Contains(in.words, word) }
 
-// one returns the word that the input has among mutually exclusive words. The first of these words is
+// one returns which of the mutually exclusive words in of the input has. The first of these words is
 // the default.
 func (in input) one(of ...string) (string, error) {
 	given := slices.DeleteFunc(slices.Clone(in.words), func(w string) bool { return !slices.Contains(of, w) })

@@ -91,8 +91,8 @@ func doesNotConverge(w *world) error {
 	return fmt.Errorf("the cluster does not converge: at +%v the last action is still %s %s", w.now.Sub(w.startedAt), last.Op, last.CopyRef())
 }
 
-// pass lets each manager work that has something to do, one after the other. It reports whether
-// any manager had something to do.
+// pass runs each manager that has something to do, one after the other. It reports whether
+// there was any.
 func (w *world) pass(ctx context.Context) (worked bool, err error) {
 	for _, n := range w.running() {
 		if n.due || n.hasWork() {

@@ -117,7 +117,7 @@ func ProofManifest(t system.ProofTask, local *Disk) ident.Digest {
 	return ident.Digest{}
 }
 
-// Removal returns the steps that delete a copy with a mark, for disk.RemoveUnused. "": it has none.
+// Removal returns the steps by which disk.RemoveUnused deletes a copy. mark is the name of its mark; "": it has none.
 func (d *Disk) Removal(id ident.ID, mark string) disk.Removal {
 	return removal{d, id, d.Copies[id], mark}
 }

@@ -95,7 +95,7 @@ var validName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]*$`)
 // knownStates are the states that a disk can report. The other states exist only during a job.
 var knownStates = []model.State{model.Pending, model.Ready, model.Failed, model.Unknown}
 
-// addCopyStatus adds the status c of the copy key to o. An observed copy needs an observed disk.
+// addCopyStatus adds c to o, as the status of the copy that key names. An observed copy needs an observed disk.
 func addCopyStatus(o plan.Observed, key ident.CopyRef, c CopyStatus) error {
 	if c.Running {
 		o.Running[key] = true

@@ -51,8 +51,8 @@ type ImageStatus struct {
 // ID returns the generation.
 func (image ImageStatus) ID() ident.ID { return ident.ID{Name: image.Name, UUID: image.UUID} }
 
-// AllReady reports whether as many copies are ready as are desired, and a copy on each disk that the
-// declaration names.
+// AllReady reports whether as many copies are ready as are desired, and whether each disk that the
+// declaration names has a ready copy.
 func (image ImageStatus) AllReady() bool {
 	return image.Desired > 0 && image.Missing() == 0
 }
@@ -99,7 +99,7 @@ func (b *builder) image(id ident.ID) ImageStatus {
 	return s
 }
 
-// imagePlacement is the placement of a declared image. It has PassedOver only in groups, because the map may have each disk.
+// imagePlacement is the placement of a declared image. It has PassedOver only in groups: a map of all disks may have thousands of entries.
 type imagePlacement struct {
 	plan.Placement
 	declaration string

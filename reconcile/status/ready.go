@@ -59,7 +59,7 @@ func (v *View) noUsableDisk() []string {
 	return problems
 }
 
-// ErrNoDisk is the reason for an error about a disk that a node does not have.
+// ErrNoDisk is in each error about a disk that a node does not have.
 var ErrNoDisk = errors.New("no disk of that name")
 
 // CheckOwnDisk returns why this manager cannot decide about the copies on a disk, or nil. For an

@@ -273,7 +273,7 @@ func (s savedStatus) disk(ref ident.DiskRef) model.Disk {
 	return seen
 }
 
-// stillApplies reports whether a failure of an image still matters: d declares the image as before.
+// stillApplies reports whether a failure of an image still matters: it does if d declares the image as before.
 func (s savedStatus) stillApplies(d plan.Desired, id ident.ID) bool {
 	if image, declared := d.Config.Images[id.Name]; declared && image.ID == id {
 		return s.declarations[id] == declaration(image)

@@ -192,7 +192,7 @@ func (v *View) newBuilder(transfers map[ident.CopyRef]job.Transfer) *builder {
 	return b
 }
 
-// add adds a generation to the document, and the disk of key to its disks unless the disk is zero.
+// add adds the generation of key to the document. Unless the disk of key is zero, it adds that disk to those of the generation.
 func (b *builder) add(key ident.CopyRef) {
 	if b.disksByImage[key.ID] == nil {
 		b.disksByImage[key.ID] = map[ident.DiskRef]bool{}

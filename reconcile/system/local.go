@@ -197,8 +197,8 @@ func (l *Local) Start(ctx context.Context, o job.Order, on Disks, done func(erro
 	}()
 }
 
-// stillCount returns an error unless all copies on which a deletion counts are ready and without a mark. Without a mark of its
-// own, the deletion could not keep another node with the same folders from counting on the copy that it deletes (U5).
+// stillCount returns an error unless all copies on which a deletion counts are ready and without a mark. The deletion has no
+// mark of its own, and cannot keep another node with the same folders from counting on the copy that it deletes (U5).
 func stillCount(copies []ident.CopyRef, on map[string]*disk.Disk) error {
 	for _, ref := range copies {
 		d := on[ref.Disk.Disk]
@@ -255,7 +255,7 @@ func (l *Local) Query(ctx context.Context, a plan.Action, mark string, nodes []p
 	}()
 }
 
-// collect calls ask for all items at the same time, and returns the values with ok by their keys.
+// collect calls ask(item) for all items at the same time. By key, it returns the values for which ok is true.
 func collect[T any, K comparable, V any](items []T, ask func(T) (key K, value V, ok bool)) map[K]V {
 	var mu sync.Mutex
 	var all sync.WaitGroup

@@ -46,11 +46,11 @@ type Disk interface {
 	// Update changes the record of a copy durably.
 	Update(id ident.ID, change func(*disk.Record)) error
 	// RecordUsers records durably which replicas name images, as List last found them. With this record, a later process
-	// does not take a folder that is not mounted for the end of a use (U6).
+	// knows that a folder that is not mounted ends no use (U6).
 	RecordUsers() error
 	// EndUses ends the uses of an image by replicas that List does not find any more. uuid "" stands for all generations.
 	EndUses(name, uuid string)
-	// SetMark, ReadMark, Marked, RemoveMark and Folder are those of disk.Disk.
+	// SetMark, ReadMark, Marked, RemoveMark and Folder do what the methods of disk.Disk do.
 	SetMark(id ident.ID, m disk.Mark) error
 	ReadMark(id ident.ID, name string) (secret string, err error)
 	Marked(id ident.ID) (bool, error)
@@ -123,9 +123,9 @@ type Jobs interface {
 	// Start executes an order. A deletion (model.Op.Deletes) removes the copy unless it is
 	// in use; it does not end with ctx.
 	Start(ctx context.Context, o job.Order, on Disks, done func(error))
-	// Query requests from each node, directly, its current copies of the image that the deletion a is about.
-	// Each node looks for the mark named mark. The key of a response is the name of the node. A node that
-	// does not respond within QueryTimeout is missing in them.
+	// Query requests from each node, directly, its current copies of the image of the deletion a. Each node
+	// looks for the mark named mark. The key of a response is the name of the node. A node that does not
+	// respond within QueryTimeout has no entry.
 	Query(ctx context.Context, a plan.Action, mark string, nodes []peer.Address, done func(map[string]model.Node))
 	// Prove requests one chunk of each copy for the deletion a, or reads the chunk if the copy is on this node, and reports
 	// the outcomes. If no chunk comes within ProofTimeout, the outcome of the copy may be missing.

@@ -81,7 +81,7 @@ func newLines(s *snapshot, of request) (any, int) {
 	return m, http.StatusOK
 }
 
-// inQuery escapes what a path may contain, and the value of a parameter may not.
+// inQuery escapes the characters that a path may contain and the value of a parameter may not.
 var inQuery = strings.NewReplacer("&", "%26", "=", "%3D", "+", "%2B")
 
 // object is a mapping in the lines.
