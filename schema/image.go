@@ -32,7 +32,7 @@ type Image struct {
 	// leads to the config digest of releases without the field.
 	KeepGenerations int `json:"keepGenerations,omitempty"`
 	// FollowReplicas is true if each disk with a replica that needs the image is a desired disk. It already has
-	// the default of the settings. MarshalJSON encodes only false, for the reason of KeepGenerations.
+	// the default of the settings. MarshalJSON encodes only false, for the same reason as in KeepGenerations.
 	FollowReplicas bool        `json:"-"`
 	Backup         *Backup     `json:"backup,omitempty"`  // nil: none
 	Suspend        *Suspension `json:"suspend,omitempty"` // nil: none

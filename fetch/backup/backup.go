@@ -25,9 +25,9 @@ type Creator struct {
 	Labels      map[string]string // stored with the backup
 }
 
-// Create backs up the ready copy id of d under the name of the image. It does not store blocks again
-// that are already in the Store, except damaged ones. If the Store already has a backup with this
-// name:
+// Create backs up the ready copy with this id on d, under the name of the image. It does not store
+// blocks again that are already in the Store, except damaged ones. If the Store already has a backup
+// with this name:
 //
 //	the same bytes, complete     Create does nothing
 //	the same bytes, incomplete   Create completes it

@@ -177,7 +177,7 @@ func (m mount) path(s share) (string, bool) {
 	return path.Join(m.at, rest), true
 }
 
-// visible reports whether the mount is not hidden by another mount.
+// visible reports whether no other mount hides this mount.
 func (m mount) visible() bool {
 	var stat unix.Stat_t
 	err := unix.Stat(m.at, &stat)

@@ -88,7 +88,7 @@ func (d *decoder) decodeState() error {
 	return d.checkNode()
 }
 
-// decodeVersion returns an error for another version than ours: all other fields may have another meaning there.
+// decodeVersion returns an error for another version than ours: in that version, all other fields may have another meaning.
 func (d *decoder) decodeVersion() error {
 	if err := d.Decode(&d.state.Version); err != nil {
 		return err

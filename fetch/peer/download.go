@@ -134,8 +134,8 @@ func sendCompressed(w http.ResponseWriter, r *http.Request, p *pacedWriter, imag
 	return out.Flush()
 }
 
-// findReadyCopy returns a ready copy of the image with this name, and its place. A uuid of "" selects the
-// declared generation. If no generation is declared either, the node must have ready copies of exactly one.
+// findReadyCopy returns a ready copy of the image with this name, and its place. A uuid of "" selects the declared
+// generation. If no generation is declared either, the node must have ready copies of exactly one generation.
 func (s *Server) findReadyCopy(ctx context.Context, name, uuid string) (localCopy, model.Copy, *httperror.Error) {
 	state, err := s.node.Copies(ctx, name, "")
 	if err != nil {

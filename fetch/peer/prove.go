@@ -100,9 +100,9 @@ func longestRead(size, limit int64) time.Duration {
 }
 
 // ReadChunks reads all chunks of a copy of size bytes in order, at most limit bytes per second (0: no
-// limit). It calls each(chunk) for every chunk; each must not keep the chunk. It waits while the peer is
-// busy. If a connection breaks after it has delivered a chunk, ReadChunks goes on with another one. It takes
-// at most longestRead. It does not verify the bytes.
+// limit). It calls each(chunk) for every chunk. The function must not keep the chunk. It waits while the
+// peer is busy. If a connection breaks after it has delivered a chunk, ReadChunks goes on with another one.
+// It takes at most longestRead. It does not verify the bytes.
 func (c *Client) ReadChunks(ctx context.Context, s Source, size, limit int64, each func(chunk []byte)) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, longestRead(size, limit), errTimeout)
 	defer cancel()

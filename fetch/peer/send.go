@@ -101,7 +101,7 @@ func (s *Server) index(w http.ResponseWriter, r *http.Request) *httperror.Error 
 }
 
 // sendBeside sends a whole file that describes a copy. It does not check that the file is unchanged: the receiver compares
-// a manifest with its digest, and chunks that an index finds with the manifest.
+// a manifest with its digest, and compares chunks that an index finds with the manifest.
 func (s *Server) sendBeside(w http.ResponseWriter, r *http.Request, open func(localCopy) (io.Reader, io.Closer, int64, error)) *httperror.Error {
 	c, refused := s.readyCopy(r)
 	if refused != nil {

@@ -101,7 +101,7 @@ func (k *Keys) openPGPVerifier(r io.Reader, isList bool, now time.Time) (*Verifi
 		seen++
 		if u, ok := p.(*packet.UnsupportedPacket); ok {
 			if s, ok := u.IncompletePacket.(*packet.Signature); ok && s.Hash == 0 && s.PubKeyAlgo != 0 {
-				fail(Errorf(WeakHash, "the signature uses a hash that is not accepted"))
+				fail(Errorf(WeakHash, "the signature has a hash that is too weak or unknown"))
 			} else {
 				fail(Errorf(UnknownKey, "the signature has an unknown version or algorithm"))
 			}
@@ -202,13 +202,13 @@ func (key *openPGPKey) judge(sig *packet.Signature, now time.Time) (Result, *Err
 	case key.weak != "":
 		return Result{}, Errorf(WeakKey, "key %s is %s", id, key.weak)
 	case key.usable != "":
-		return Result{}, Errorf(UnknownKey, "key %s may not sign: %s", id, key.usable)
+		return Result{}, Errorf(UnknownKey, "key %s must not sign: %s", id, key.usable)
 	case !acceptedHashes[sig.Hash]:
-		return Result{}, Errorf(WeakHash, "the signature by key %s uses %v", id, sig.Hash)
+		return Result{}, Errorf(WeakHash, "key %s signed with the weak hash %v", id, sig.Hash)
 	case made.After(now.Add(MaxSkew)):
 		return Result{}, Errorf(FromFuture, "it is dated %s, ahead of the clock of this node", made.UTC().Format(time.RFC3339))
 	case made.Before(key.created):
-		return Result{}, Errorf(OlderThanKey, "it is dated %s, and key %s was made on %s", day(made), id, day(key.created))
+		return Result{}, Errorf(OlderThanKey, "it is dated %s, before key %s was made on %s", day(made), id, day(key.created))
 	case sig.SigExpired(now) && !made.After(now):
 		return Result{}, Errorf(SigExpired, "the signature by key %s, dated %s, has expired", id, day(made))
 	case !key.expires.IsZero() && made.After(key.expires):

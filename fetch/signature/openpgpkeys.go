@@ -19,7 +19,7 @@ type openPGPKey struct {
 	public  *packet.PublicKey
 	primary string // fingerprint of the primary key
 
-	usable  string    // why it may not sign; empty: it may
+	usable  string    // why it must not sign; empty: it is usable
 	weak    string    // why its algorithm or length is too weak; empty: it is not
 	revoked bool      // the key or its primary key
 	created time.Time // the later creation of the key and its primary key

@@ -103,7 +103,7 @@ func (a Answer) judge(m Image, pinned version, f found) (Answer, error) {
 }
 
 // contradicts reports whether a file with these digests is not the file with digest d: one digest has the algorithm of
-// d, and differs.
+// d, and differs from d.
 func contradicts(digests []ident.Digest, d ident.Digest) bool {
 	return slices.ContainsFunc(digests, func(e ident.Digest) bool { return e.Algorithm() == d.Algorithm() && e != d })
 }

@@ -28,7 +28,7 @@ const (
 	ChangedInPlace Reason = "changed-in-place"
 	// PinnedChecksumURL: the image needs a signed list, and no list at checksumURL vouches for the new version.
 	PinnedChecksumURL Reason = "pinned-checksum-url"
-	// PinnedSignatureURL: the file needs a signature, and no signature of the new file is at signatureURL.
+	// PinnedSignatureURL: the file needs a signature, and signatureURL has no signature of the new file.
 	PinnedSignatureURL Reason = "pinned-signature-url"
 	// ForeignAddress: an address is outside of where the vendor publishes.
 	ForeignAddress Reason = "foreign-address"
@@ -43,7 +43,7 @@ const (
 	Unsigned Reason = Reason(signature.Unsigned)
 )
 
-// Refusal is the error that Resolve returns unless the context ends. After it, the declaration must stay as it is.
+// Refusal is the error that Resolve returns unless the context ends. After a Refusal, the declaration must stay as it is.
 type Refusal struct {
 	Reason Reason
 	Err    error

@@ -35,7 +35,7 @@ func (r *Resolver) readList(ctx context.Context, addr, file string, m Image) (*d
 	case v.SignsFile && m.ChecksumURL == "":
 		return nil, refuse(Unsigned, "source.download.checksumURL is missing, so signatureURL belongs to the file, and no list is signed: declare checksumURL, or keys in track")
 	case v.SignsFile:
-		return nil, refuse(Unsigned, "the signature of the image is that of the file, and the list has no signature: declare keys in track, or change the image by hand")
+		return nil, refuse(Unsigned, "the declared signature signs the file, not the list: declare keys in track, or change the image by hand")
 	case v.SignatureURL != "":
 		v.SignatureURL, err = signatureOf(addr, m)
 	}
@@ -98,8 +98,8 @@ func signatureOf(list string, m Image) (string, error) {
 	return "", refuse(Unsigned, "the name in signatureURL is not the name of the list with an extension: declare keys and signature in track")
 }
 
-// follow sets the addresses of the list and of the signature of m for a new version. The address of an unsigned list
-// changes only if the new list has the checksum of the new file. A signed list must have that checksum.
+// follow sets a.ChecksumURL and a.SignatureURL for a new version of m. The address of an unsigned list changes only
+// if the new list has the checksum of the new file. A signed list must have that checksum.
 func (r *Resolver) follow(ctx context.Context, m Image, a *Answer) error {
 	a.ChecksumURL, a.SignatureURL = a.moved(m.ChecksumURL), a.moved(a.SignatureURL)
 	v, signed := m.Verify, m.Verify != nil && !m.Verify.SignsFile

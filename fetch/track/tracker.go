@@ -137,7 +137,7 @@ func (r *Resolver) read(ctx context.Context, addr, credentials string) (*doc, er
 	})
 }
 
-// load returns a document that read reads, unless another call has read it, or does so now. All calls have the same context.
+// load returns a document. It calls read, unless another call has read the document or does so now. All calls have the same context.
 func (r *Resolver) load(k docKey, read func() (fetch.Document, error)) (*doc, error) {
 	r.mu.Lock()
 	load, known := r.docs[k]

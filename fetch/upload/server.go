@@ -330,7 +330,7 @@ func (s *Server) patch(w http.ResponseWriter, r *http.Request, now *Session) err
 	}
 	if isClosed(now.ended) {
 		err = now.outcome()
-		// A client may repeat a request whose response it did not receive: it gets that response.
+		// A client may repeat a request whose response it did not receive: the server sends that response again.
 		if end := d.from + max(d.length, 0); err == nil && (end != now.offset || d.from != end && !(d.repeat && d.from < end)) {
 			err = errReady
 		}

@@ -32,8 +32,8 @@ func TestCheckScenarioRejectsWhatLeavesTheFolder(t *testing.T) {
 		{"stdout 'a\n", "a.txtar:1: a quote is not closed: stdout 'a"},
 		{"plan\n--config/a.yaml--\n", `a.txtar:2: --config/a.yaml-- is not a command; a file begins with a line "-- NAME --"`},
 		{"# Nothing.\n-- config/a.yaml --\n", `a.txtar: no commands: write them before the files; each file begins with a line "-- NAME --"`},
-		{"plan\n-- ../a.yaml --\n", `a.txtar: file "../a.yaml" is not in the scenario's folder: use a relative path without variables`},
-		{"plan\n-- $HOME/a --\n", `a.txtar: file "$HOME/a" is not in the scenario's folder: use a relative path without variables`},
+		{"plan\n-- ../a.yaml --\n", `a.txtar: file "../a.yaml" must be in the scenario's folder: use a relative path without variables`},
+		{"plan\n-- $HOME/a --\n", `a.txtar: file "$HOME/a" must be in the scenario's folder: use a relative path without variables`},
 		{"plan\n-- a --\n-- ./a --\n", `a.txtar: file "./a" occurs twice`},
 	} {
 		got := ""

@@ -40,10 +40,10 @@ func (p Position) Compare(q Position) int {
 	return cmp.Or(strings.Compare(p.File, q.File), cmp.Compare(p.Line, q.Line), cmp.Compare(p.Column, q.Column))
 }
 
-// Problem is an error or a warning about a value. Package load returns problems with
-// the position in the user's file and the path from the root of the document. While
-// one definition is checked, its problems have no position, and a path relative to the
-// definition. So they stay valid when lines above the definition change. Placed adds the position.
+// Problem is an error or a warning about a value. Package load returns problems with the position
+// in the user's file and the path from the root of the document. While one definition is checked,
+// its problems have a path relative to the definition, and no position. So they stay valid when
+// lines above the definition change. Placed adds the position.
 //
 // A problem never contains the user info or the query of an address.
 type Problem struct {

@@ -25,8 +25,8 @@ const (
 // Limits limit what the parsing of YAML may cost. The caller may pass the same Limits for several
 // texts. Then they apply to all of these texts together.
 type Limits struct {
-	// Aliased is how many more values aliases may repeat, nested values included. Without it, a few
-	// lines of aliases of aliases would fill the memory. For a file, it begins at MaxAliased.
+	// Aliased is how many more values aliases may repeat, nested values included. Without this limit,
+	// a few lines of aliases of aliases would fill the memory. For a file, it begins at MaxAliased.
 	Aliased int
 	// Search is how many more bytes may be parsed again to find the line of an error.
 	Search int

@@ -12,7 +12,7 @@ import (
 // maxClones limits how many clones of clones may be made of an image. A hostile chain must cost little.
 const maxClones = 100
 
-// clonesFrom returns how an image is cloned, then how the image that it is cloned from is, and so on, each once.
+// clonesFrom returns the clone that makes an image, then the clone that makes its source image, and so on, each once.
 func (m *merger) clonesFrom(name string) (chain []*schema.Clone) {
 	for range maxClones {
 		d := m.current[key{imagesSection, name}]

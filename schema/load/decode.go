@@ -185,8 +185,8 @@ func (f fields) download() *schema.Download {
 			f.of(name).address(addr)
 		}
 	}
-	// An index is no evidence for the bytes of an image. So it must not be the only thing with which a file of several
-	// origins is compared.
+	// An index is no evidence for the bytes of an image. So a checksum must decide about a file that is assembled from
+	// several origins.
 	if d.Index != "" && f.lacks("checksum") {
 		f.of("index").report("needs checksum", "declare the checksum of the unpacked file: an index does not prove which bytes are right")
 	}

@@ -27,7 +27,7 @@ const (
 	flatClaim = "9: kind: duplicate field (put a line with \"---\" between two manifests)"
 	noClaim   = "skipped PersistentVolumeClaim: is not a manifest that this program reads"
 	noClass   = "skipped VolumeSnapshot: is of the VolumeSnapshotClass \"longhorn-snapshot-vsc\", which is not declared here"
-	ofContent = "skipped VolumeSnapshot: has the image that its VolumeSnapshotContent names"
+	ofContent = "skipped VolumeSnapshot: leaves the image to its VolumeSnapshotContent"
 	exported  = "image test-bi: export of vol-export-src as qcow2"
 	parrot    = "image test-bi: download of https://longhorn-backing-image.s3-us-west-1.amazonaws.com/parrot.qcow2, checksum bd79ab9e"
 )

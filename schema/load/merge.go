@@ -96,7 +96,7 @@ func (m *merger) apply(k key, defined []*definition) {
 	}
 }
 
-// reject records a problem that keeps the present definition of key k from being in force.
+// reject records a problem because of which the present definition of key k is not in force.
 func (m *merger) reject(k key, p document.Problem) {
 	m.errors = append(m.errors, p)
 	if first, ok := m.broken[k]; !ok || p.Compare(first) < 0 {
@@ -106,8 +106,8 @@ func (m *merger) reject(k key, p document.Problem) {
 }
 
 // keepUnread keeps last valid definitions that no readable file has, but that may still exist.
-// These are the definitions of a file that cannot be read now. If a file was never readable, they
-// are all definitions, because any of them may have been moved to that file.
+// These are the definitions of a file that cannot be read now. If a file was never readable,
+// keepUnread keeps all definitions, because any may have been moved there.
 func (m *merger) keepUnread(lastGood map[key]*definition, files []*parsedFile) {
 	var anywhere *document.Problem
 	if m.fileUnknown {

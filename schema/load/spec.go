@@ -122,8 +122,8 @@ func (s *spec) addFields(v cue.Value) {
 	s.open = s.elements == nil && v.Allows(cue.AnyString)
 }
 
-// withoutCount returns the struct in a value that also limits the number of fields to one, and whether the value does so.
-// CUE does not know the kind of such a value while it has no fields.
+// withoutCount returns the struct in a value. one reports whether the value also limits the struct to one field. CUE does
+// not know the kind of such a value while it has no fields.
 func withoutCount(v cue.Value) (fields cue.Value, one bool) {
 	op, args := cue.Dereference(v).Expr()
 	if op != cue.AndOp {

@@ -17,7 +17,7 @@ type structure struct {
 	root     *spec
 	problems []document.Problem
 	warnings []document.Problem
-	missing  []document.Path // missing fields beside an unknown field, which probably is a missing field with a typing error
+	missing  []document.Path // missing fields beside an unknown field, which probably is one of them, misspelled
 }
 
 // maxProblems limits the problems of one definition.

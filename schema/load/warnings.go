@@ -71,7 +71,7 @@ func (l *linter) warnOfManifests() {
 // maxMatched limits how many disks are compared with selectors to find warnings: about half a second.
 const maxMatched = 10_000_000
 
-// warnOfPlacement warns of images of which fewer disks match than they have copies.
+// warnOfPlacement warns of images with more copies than disks that match.
 func (l *linter) warnOfPlacement() {
 	c := l.config
 	for _, node := range c.Nodes {

@@ -98,8 +98,8 @@ func (c *converter) backingImageChecksum() {
 	c.warn(declared, "differs from status.checksum, which belongs to the file with status.uuid", "for a new generation, remove uuid and checksum from status")
 }
 
-// parameter is a parameter of a source: its name in Longhorn, and in the native form, ""
-// if that has none.
+// parameter is a parameter of a source: its name in Longhorn, and its name in the native form;
+// "": that form does not have it.
 type parameter struct{ longhorn, native string }
 
 // sourceType is a kind of source: its name in Longhorn, and in the native form.

@@ -16,7 +16,7 @@ const cdiGroup = "cdi.kubevirt.io"
 var cdiVersions = []string{"v1beta1"}
 
 // Manifests of CDI, which fills volumes with images. A DataVolume or VolumeImportSource declares the image
-// that it imports. CDI converts an image to raw, so its volumes never have the bytes of the image here.
+// that it imports. CDI converts an image to raw, so its volumes never have the bytes that the image has here.
 var (
 	dataVolumeKind = &Kind{
 		Group: cdiGroup, Versions: cdiVersions, Name: "DataVolume", Definition: "#DataVolume",

@@ -93,7 +93,7 @@ func parseHandle(text string) (Handle, []document.Problem) {
 	return Handle{}, []document.Problem{whole}
 }
 
-// parseHandleValues is parseHandle for the text after the "?".
+// parseHandleValues reads the keys and values of a handle: the text after the "?".
 func parseHandleValues(query string) (h Handle, problems []document.Problem) {
 	report := func(message, hint string) {
 		problems = append(problems, document.Problem{Message: message, Hint: hint})

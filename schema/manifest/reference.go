@@ -27,8 +27,8 @@ type Reference struct {
 	incomplete string
 }
 
-// reference converts a reference whose type of source, parameters and checksum are
-// at three paths.
+// reference converts a reference. The manifest has the type of source, the parameters and the
+// checksum at these paths.
 func (c *converter) reference(typeAt, parametersAt, checksumAt document.Path) {
 	r := &Reference{typeAt: typeAt, parametersAt: parametersAt, checksumAt: checksumAt, sourceType: c.text(typeAt)}
 	c.Reference = r
@@ -51,7 +51,7 @@ func (c *converter) reference(typeAt, parametersAt, checksumAt document.Path) {
 	c.placeholder(typeAt)
 }
 
-// placeholder sets some source, because without a source the checks of an image would not check the rest of a reference.
+// placeholder sets any source: without a source, the checks of an image would not check the rest of the reference.
 func (c *converter) placeholder(typeAt document.Path) {
 	c.set(path("source.upload"), typeAt, &document.Value{Kind: document.Map, Pos: c.doc.Pos})
 }

@@ -73,8 +73,8 @@ func Resolve(files []*File, wasDeclared func(image string) bool) map[*File]*File
 // Combined returns how many manifests of the file may declare an image with others.
 func (f *File) Combined() int { return len(f.combined) - len(f.of(volumeClaimKind)) }
 
-// claimsOf returns the claims whose name is the text at the path at of m, and which are bound to a volume. If their volumes
-// differ, it also returns a problem. A manifest without a namespace may be in any namespace.
+// claimsOf returns the claims that m names at this path and that are bound to a volume. If their volumes differ, it also
+// returns a problem. A manifest without a namespace may be in any namespace.
 func (r *resolver) claimsOf(m manifest, namespace string, at document.Path) (claims []*document.Value, problem *document.Problem) {
 	for _, claim := range r.claims[m.doc.TextAt(at...)] {
 		other := claim.doc.TextAt("metadata", "namespace")

@@ -92,7 +92,7 @@ func (r *resolver) repeated(class *snapshotClass) []document.Problem {
 func (r *resolver) resolve(out *File, m manifest) {
 	image := LonghornName(m.name)
 	if m.doc.TextAt("spec", "source", "volumeSnapshotContentName") != "" && m.doc.TextAt(claimPath...) == "" {
-		out.Skip(m.doc, "has the image that its VolumeSnapshotContent names")
+		out.Skip(m.doc, "leaves the image to its VolumeSnapshotContent")
 		return
 	}
 	classes, why := r.classesOf(m)

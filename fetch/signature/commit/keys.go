@@ -51,7 +51,7 @@ func ReadKeys(dir string) (*Keys, error) {
 }
 
 // Verify judges the signature of a commit object. The date of the commit decides whether the key was valid. Therefore this
-// date may be later than now, and than the date of an OpenPGP signature, by MaxSkew at most. Errors are a *signature.Error.
+// date must not be more than MaxSkew later than now, or than the date of an OpenPGP signature. Errors are a *signature.Error.
 func (k *Keys) Verify(object []byte, now time.Time) (signature.Result, error) {
 	o, err := parse(object)
 	if err != nil {
@@ -64,7 +64,7 @@ func (k *Keys) Verify(object []byte, now time.Time) (signature.Result, error) {
 	case dated.After(now):
 		return signature.Result{}, signature.Errorf(signature.FromFuture, "the commit is dated %s, ahead of the clock of this node", o.committed.Format(time.RFC3339))
 	case dated.After(r.Time):
-		return signature.Result{}, signature.Errorf(signature.OlderThanCommit, "it is dated %s, and the commit %s", r.Time.Format(time.RFC3339), o.committed.Format(time.RFC3339))
+		return signature.Result{}, signature.Errorf(signature.OlderThanCommit, "it is dated %s, before the commit, which is dated %s", r.Time.Format(time.RFC3339), o.committed.Format(time.RFC3339))
 	}
 	return r, nil
 }

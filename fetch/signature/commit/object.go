@@ -67,7 +67,7 @@ func parse(b []byte) (object, error) {
 	case o.signatures == 0:
 		return o, signature.Errorf(signature.Unsigned, "the commit has no signature")
 	case o.signatures > 1 || o.dates != 1:
-		return o, signature.Errorf(signature.Malformed, "the commit has %d signatures and %d dates", o.signatures, o.dates)
+		return o, signature.Errorf(signature.Malformed, "the commit must have one signature and one date, and has %d and %d", o.signatures, o.dates)
 	case !o.isSSH() && !bytes.HasPrefix(o.signature, []byte("-----BEGIN PGP SIGNATURE-----\n")):
 		return o, signature.Errorf(signature.Malformed, "the commit has a signature that is neither OpenPGP nor SSH")
 	}

@@ -51,7 +51,7 @@ func (s *allowedSigner) accepts(sig *sshsig.Signature, message []byte, namespace
 	case isWeak(s.key):
 		return signature.Errorf(signature.WeakKey, "the key of %s is weaker than RSA with %d bits", s.principals, minRSABits)
 	case sig.Signature.Format == ssh.KeyAlgoRSA:
-		return signature.Errorf(signature.WeakHash, "the signature by %s uses SHA-1", s.principals)
+		return signature.Errorf(signature.WeakHash, "%s signed with the weak hash SHA-1", s.principals)
 	case sshsig.Verify(bytes.NewReader(message), sig, s.key, sig.HashAlgorithm, namespace) != nil:
 		return signature.Errorf(signature.BadSignature, "the bytes are not those that %s signed", s.principals)
 	case !s.after.IsZero() && at.Before(s.after):

@@ -175,8 +175,8 @@ func noEOF(err error) error {
 // maxHistory limits how many commits IsDescendant reads.
 const maxHistory = 200_000
 
-// IsDescendant reports whether a commit is another commit or one of its descendants. The other commit is the one with the
-// name of, or with bytes for which isOther returns true. ErrMissing means that the repository lacks history that would decide.
+// IsDescendant reports whether a commit is another commit or one of its descendants. The other commit has the name in the
+// argument of, or bytes for which isOther returns true. ErrMissing means that the repository lacks history that would decide.
 func (r Repository) IsDescendant(ctx context.Context, commit, of string, isOther func(object []byte) bool) (bool, error) {
 	found := false
 	err := r.read(ctx, func(o *objects) error {
