@@ -101,7 +101,7 @@ func (k *Keys) openPGPVerifier(r io.Reader, isList bool, now time.Time) (*Verifi
 		seen++
 		if u, ok := p.(*packet.UnsupportedPacket); ok {
 			if s, ok := u.IncompletePacket.(*packet.Signature); ok && s.Hash == 0 && s.PubKeyAlgo != 0 {
-				fail(Errorf(WeakHash, "the signature has a hash that is too weak or unknown"))
+				fail(Errorf(WeakHash, "the signature uses a hash that is not accepted"))
 			} else {
 				fail(Errorf(UnknownKey, "the signature has an unknown version or algorithm"))
 			}

@@ -10,7 +10,7 @@
 //  1. A condition that holds for less than Hold is not sent. An episode is over when its condition has not held for Hold.
 //  2. Each change is sent at least once. A node sends what concerns its own copies. The first two nodes that respond (rank) send the
 //     rest. Neither waits for the other.
-// 3. An event has the same id from each node and in each attempt, so that a receiver can drop repetitions: the id depends on the
+//  3. An event has the same id from each node and in each attempt, so that a receiver can drop repetitions: the id depends on the
 //     condition and its beginning. Nodes publish the beginnings that they observe (Conditions), and adopt the earliest one. Alertmanager
 //     combines alerts by their labels.
 //  4. The end of an episode comes from a node that observed the episode. A node that starts again has forgotten all episodes: episodes

@@ -17,7 +17,7 @@
 //  4. The validity of an SSH key is judged at the time of the committer, as git does. The caller compares that time with
 //     the times of earlier commits: otherwise an expired key could sign with an old date. RSA keys need 2048 bits, and
 //     signatures with SHA-1 are rejected, unlike with ssh-keygen.
-// 5. Two commits for which Identify returns the same differ at most in the bytes of their signatures.
+//  5. If Identify returns the same for two commits, they differ at most in the bytes of their signatures.
 //
 // # Reading order
 //

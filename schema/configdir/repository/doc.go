@@ -10,7 +10,7 @@
 //  1. The only program that runs is "git cat-file --batch". It reads no configuration of a user or the system, and the
 //     configuration of the repository, which may be hostile, makes it run nothing and connect to nobody.
 //  2. Each object is compared with its name, so a damaged or forged object is an error. Therefore the signature of a commit
-// covers all of its files and its whole history. For repositories with SHA-1, this is only as strong as SHA-1, but
+//     covers all of its files and its whole history. For repositories with SHA-1, this is only as strong as SHA-1, but
 //     known methods for collisions are detected.
 //  3. The files are compared as the snapshot has them, and not as the checkout has them at another moment.
 //  4. Memory and time are bounded.
