@@ -125,9 +125,9 @@ type FailingReads struct {
 // go on with its sources. A slower job would take days for an image of some GiB.
 const minReadRate = 64 << 10
 
-// After returns the failing reads after one more attempt. The attempt began at the steady time began, received some bytes and failed
-// with a fault. The result is zero unless the attempt read an image with a checksum from other nodes, and the fault is the
-// network's. A repair without any copy on another node reads the upstream only.
+// After returns f with one more failed attempt; began is its steady start. The result is zero unless the attempt read from other
+// nodes, for an image with a checksum that is no upload, and the network was the fault. A repair for which no other node has a copy
+// reads only the upstream: it does not count.
 func (f FailingReads) After(a plan.Action, image schema.Image, fault model.Fault, began time.Time, received int64) FailingReads {
 	readsPeers := (a.Op == model.Sync || a.Op == model.Repair) && a.From != (ident.CopyRef{}) && a.LocalSource == (ident.CopyRef{})
 	if !readsPeers || fault != model.FaultNetwork || image.Checksum.IsZero() || image.Source.Upload != nil {

@@ -113,7 +113,7 @@ func (j Job) Run(ctx context.Context) error {
 
 // fill creates the copy with this id: it opens the partial file, lets transfer write to it, and commits it if its digest is
 // want and check accepts the bytes. A zero want accepts any digest. If canResume accepts the source of an earlier partial
-// file, fill resumes that file. If not, it deletes that file unread.
+// file, fill resumes that file. If not, it reads nothing of that file, and transfer replaces it.
 func (j Job) fill(ctx context.Context, id ident.ID, want ident.Digest, check disk.SignatureCheck, canResume func(disk.PartSource) bool, transfer func(*disk.Part) error) error {
 	part, err := j.Disk.OpenPart(ctx, id, disk.PartOptions{
 		Reserve: j.Reserve,

@@ -25,7 +25,7 @@ func firstCopyOp(image schema.Image) model.Op {
 	return model.Download
 }
 
-// planFirstCopy returns how the first copy is created, or what it waits for (F1 to F5).
+// planFirstCopy returns how the first copy is created, or what it waits for (F1 to F7).
 func (t targetPlanner) planFirstCopy() Action {
 	op := firstCopyOp(t.state.image)
 	if reason := t.state.lacksVerify(); !reason.IsZero() {

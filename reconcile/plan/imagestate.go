@@ -254,8 +254,8 @@ func (s *imageState) clonesLocally() bool {
 }
 
 // sourceFailure returns the failure that delays the use of the source the longest. A failure of the source
-// applies to the image: no other disk or node tries it (F4). With a declared checksum, a failure that
-// another node publishes counts only for the first target, whose turn it is. A network failure counts only
+// applies to the image: no other disk or node tries it (F4). With a declared checksum, of the
+// failures that other nodes publish only that of the first target counts. A network failure counts only
 // on the node where it happened.
 func (s *imageState) sourceFailure(first ident.DiskRef) model.Failure {
 	op := firstCopyOp(s.image)

@@ -159,7 +159,7 @@ func (d Desired) isWaived(ref ident.CopyRef, node string) bool {
 	return node != d.Node && slices.Contains(d.DespiteNeed[ref], node)
 }
 
-// unknownUsage returns why it is not known whether replicas need a generation that is not declared, zero if it is known.
+// unknownUsage returns why the needs of replicas for undeclared generations are not known, zero if they are known.
 // undeclared is CodeOrphan or CodeOldGeneration. For CodeOrphan, each node must respond (D2). For CodeOldGeneration, the last
 // response of a node since the start of this process counts (U7): a node cannot get a replica of an image that it does not
 // have.

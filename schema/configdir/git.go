@@ -14,7 +14,7 @@ import (
 	"syscall"
 )
 
-// checkout has the folders of the git directory of a checkout. nil is a folder without a checkout.
+// checkout has the folders of the git directory of a checkout. nil: the config directory is in no checkout.
 //
 // Anybody may have written the files of a config directory, and names such as .git, HEAD and
 // commondir are valid keys of a ConfigMap. So this package accepts only the layouts that git itself

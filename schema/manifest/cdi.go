@@ -83,7 +83,7 @@ var cdiSourcePath = path("spec.source")
 // otherSources are the sources that declare no image, with the reasons.
 var otherSources = map[string]string{
 	"blank":    "has no image: its volume is empty",
-	"pvc":      "copies a volume of Kubernetes",
+	"pvc":      "copies a volume, not an image",
 	"snapshot": "copies a snapshot of Kubernetes",
 	"registry": "has its image in a registry, and a registry is not a source yet",
 	"gcs":      "has its image in Google Cloud Storage, which this program does not support as a source",
