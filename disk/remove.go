@@ -289,7 +289,7 @@ func removeOwnFiles(root *os.Root, folder string, images []string) error {
 	if err := atomicfile.SyncFolder(root, folder); err != nil {
 		return err
 	}
-	// As long as the image exists, its mark tells other nodes that it may be deleted.
+	// As long as the image exists, its mark shows other nodes that it may be deleted.
 	if err := new(staleMarks).removeIn(root, folder); err != nil {
 		return err
 	}

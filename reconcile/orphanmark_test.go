@@ -55,16 +55,8 @@ func TestStoppedDeletionOfAnOrphan(t *testing.T) {
 	t.Cleanup(func() { _ = unix.Unmount(target, unix.MNT_DETACH) })
 	_, _, err = b.Converge(t.Context(), plantest.Load(t, testSettings+image(2), shared, other))
 	must(t, err)
-	left := func() (files []string) {
-		for _, path := range []string{one, other} {
-			found, err := filepath.Glob(filepath.Join(path, "backing-images", "parrot-00000001", "backing"))
-			must(t, err)
-			files = append(files, found...)
-		}
-		return files
-	}
-	if len(left()) != 2 {
-		t.Fatalf("the files are %q", left())
+	if files := parrotsOn(t, one, other); len(files) != 2 {
+		t.Fatalf("the files are %q", files)
 	}
 	a.system.Jobs = &stoppedDeletion{a.system.Jobs, func() {
 		d := plantest.Load(t, testSettings+image(1), shared, other)
@@ -77,7 +69,18 @@ func TestStoppedDeletionOfAnOrphan(t *testing.T) {
 	}}
 	_, _, err = a.Converge(t.Context(), plantest.Load(t, testSettings, one))
 	must(t, err)
-	if len(left()) == 0 {
+	if len(parrotsOn(t, one, other)) == 0 {
 		t.Error("the last bytes of a declared image were deleted")
 	}
+}
+
+// parrotsOn returns the files of the image parrot on disks.
+func parrotsOn(t *testing.T, disks ...string) (files []string) {
+	t.Helper()
+	for _, path := range disks {
+		found, err := filepath.Glob(filepath.Join(path, "backing-images", "parrot-00000001", "backing"))
+		must(t, err)
+		files = append(files, found...)
+	}
+	return files
 }

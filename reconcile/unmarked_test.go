@@ -65,16 +65,8 @@ func TestStoppedDeletionWithoutMark(t *testing.T) {
 	alsoOne, alsoTwo := bind(one), bind(two)
 	_, _, err = b.Converge(t.Context(), desired(alsoOne, alsoTwo, ""))
 	must(t, err)
-	left := func() (files []string) {
-		for _, path := range []string{one, two} {
-			found, err := filepath.Glob(filepath.Join(path, "backing-images", "parrot-00000001", "backing"))
-			must(t, err)
-			files = append(files, found...)
-		}
-		return files
-	}
-	if len(left()) != 2 {
-		t.Fatalf("the files are %q", left())
+	if files := parrotsOn(t, one, two); len(files) != 2 {
+		t.Fatalf("the files are %q", files)
 	}
 	for i := 0; os.WriteFile(filepath.Join(full, fmt.Sprint(i)), nil, 0o644) == nil; i++ {
 	}

@@ -36,7 +36,7 @@ type Condition struct {
 // DamageShown is for how long a damage counts after it was found, even if the copy was repaired at once: the disk may be faulty.
 const DamageShown = time.Hour
 
-// observation tells which conditions hold, for the whole cluster and for the copies on this node.
+// observation shows which conditions hold, for the whole cluster and for the copies on this node.
 type observation struct {
 	on      map[Condition]string // with a text for people
 	unknown bool                 // conditions that are not in the field on may hold, too

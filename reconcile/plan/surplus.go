@@ -169,14 +169,14 @@ func (p *surplusPlanner) disputedDisks() (reasons []string) {
 }
 
 // MarkedText is the message of a copy that leaves because of a mark in its folder (U5).
-const MarkedText = "a node that has the same folder deletes it"
+const MarkedText = "its folder has the mark of a deletion"
 
 // markedCopies returns why a deletion does not count on copies whose folder has a mark. The mark of a node that was stopped
 // during a deletion stays until a node with that folder starts.
 func (p *surplusPlanner) markedCopies() (reasons []string) {
 	for _, ref := range p.ix.peerCopies(p.state.image.ID.Name) {
 		if c := p.ix.copyAt(ref); ref.ID == p.state.image.ID && c.Leaving && c.Message == MarkedText {
-			reasons = append(reasons, fmt.Sprintf("the copy on %s does not count: %s; if no such node runs, restart the manager of node %s", ref.Disk, MarkedText, ref.Disk.Node))
+			reasons = append(reasons, fmt.Sprintf("the copy on %s does not count: %s; if no node deletes it, restart the manager of node %s", ref.Disk, MarkedText, ref.Disk.Node))
 		}
 	}
 	return reasons

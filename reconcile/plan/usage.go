@@ -104,7 +104,7 @@ func implausible(recorded, now time.Time) bool {
 
 // needsOf returns, for each generation, the disks of all nodes that need it: a replica on the disk names the generation, and
 // the disk has no verified copy of it. If a node does not respond, or a disk cannot be read any more, its last needs count even
-// beside a verified copy. That copy may be in a folder that another disk shows, and only a response tells that (U5).
+// beside a verified copy. That copy may be in a folder that another disk shows, and only a response shows that (U5).
 func needsOf(o Observed) map[ident.ID][]ident.DiskRef {
 	needs := map[ident.ID][]ident.DiskRef{}
 	for ref, seen := range o.Disks {
